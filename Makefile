@@ -1,0 +1,51 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format docs bench bench-peers gpu soak ci
+
+PY := .venv/bin/python
+STAMP := .venv/.setup-stamp
+NATIVE := $(shell find src/kvist/native -name '*.cpp' -o -name '*.hpp' 2>/dev/null)
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP)  ## make .venv with Kvist, an engine and the tools of development
+
+$(STAMP): pyproject.toml $(wildcard CMakeLists.txt) $(NATIVE) scripts/setup.sh
+	@bash scripts/setup.sh
+
+demo: setup  ## show on this machine what Kvist saves
+	@.venv/bin/kvist demo
+
+test: setup  ## run every test that needs no GPU
+	@$(PY) -m pytest -q -m "not gpu"
+
+test-fast: setup  ## run the tests that need no engine and are quick
+	@$(PY) -m pytest -q -m "not gpu and not engines and not slow"
+
+check: setup  ## lint, types, layers, house rules
+	@.venv/bin/ruff check -q .
+	@.venv/bin/ruff format -q --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pytest -q tests/tidy
+
+format: setup  ## format the code and apply the safe fixes
+	@.venv/bin/ruff format -q .
+	@.venv/bin/ruff check -q --fix .
+
+docs: setup  ## write the reference pages in docs/
+	@$(PY) -m kvist.cli.docs_gen
+
+bench: setup  ## measure Kvist against recomputing
+	@$(PY) -m kvist.bench
+
+bench-peers: setup  ## measure Kvist against its peers
+	@$(PY) -m kvist.bench --peers
+
+gpu: setup  ## run the tests that need a GPU
+	@$(PY) -m pytest -q -m gpu
+
+soak: setup  ## run the crash and property tests for long
+	@KVIST_CRASH_ROUNDS=1000 HYPOTHESIS_PROFILE=soak $(PY) -m pytest -q --timeout 7200 tests/property
+
+ci: check test  ## what must pass before a change is merged

@@ -1,0 +1,1 @@
+"""Load generator, demo model and text, metrics, reports."""

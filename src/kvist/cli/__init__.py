@@ -1,0 +1,1 @@
+"""The `kvist` command: one file a command."""

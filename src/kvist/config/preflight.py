@@ -1,0 +1,197 @@
+"""What a configuration means on this machine: `auto` sizes, and what would go wrong at start."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist.config.schema import GIB, MIB, Config
+from kvist.config.size import format_size
+
+MIN_DRAM_BYTES = 16 * MIB
+MIN_SSD_BYTES = 64 * MIB
+MAX_AUTO_DRAM_BYTES = 8 * GIB
+MAX_AUTO_SSD_BYTES = 64 * GIB
+_PROBE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Memory of the machine, or of the container when it has less."""
+
+    physical_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that would go wrong, with the knob and what to do about it."""
+
+    path: str
+    message: str
+    remedy: str
+    origin: str = "default"
+
+    def __str__(self) -> str:
+        return f"$.{self.path} ({self.origin}): {self.message}; {self.remedy}"
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """Memory from /proc/meminfo, limited by the cgroup (v2) of a container."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = physical
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemTotal":
+            physical = int(rest.split()[0]) * 1024
+        elif name == "MemAvailable":
+            available = int(rest.split()[0]) * 1024
+    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit():
+        used = _text(root / "sys/fs/cgroup/memory.current").strip()
+        physical = min(physical, int(limit))
+        available = min(available, int(limit) - int(used or 0))
+    return Machine(physical, max(0, min(available, physical)))
+
+
+def dram_bytes(config: Config, machine: Machine | None = None) -> int:
+    """Capacity of the DRAM tier in bytes, `auto` resolved (a whole number of MiB)."""
+    capacity = config.store.dram.capacity
+    if capacity != "auto":
+        return capacity
+    available = (machine or read_machine()).available_bytes
+    return min(available // 4, MAX_AUTO_DRAM_BYTES) // MIB * MIB
+
+
+def ssd_folder(config: Config) -> Path:
+    """The folder of the SSD tier, `~` expanded, absolute."""
+    return Path(config.store.ssd.path).expanduser().absolute()
+
+
+def ssd_bytes(config: Config, free_bytes: int | None = None) -> int:
+    """Capacity of the SSD tier in bytes, `auto` resolved (a whole number of MiB).
+
+    What the folder already holds counts as free: else the cap would shrink at every start.
+    """
+    capacity = config.store.ssd.capacity
+    if capacity != "auto":
+        return capacity
+    folder = ssd_folder(config)
+    if free_bytes is None:
+        free_bytes = shutil.disk_usage(_nearest(folder)).free + _held_bytes(folder)
+    return min(free_bytes // 10, MAX_AUTO_SSD_BYTES) // MIB * MIB
+
+
+def preflight(
+    config: Config,
+    *,
+    origins: Mapping[str, str] | None = None,
+    machine: Machine | None = None,
+) -> list[Problem]:
+    """What would go wrong at start. Makes the SSD folder and writes a probe file in it."""
+    origins = origins or {}
+    found = [*_dram_problems(config, machine or read_machine())]
+    if config.store.ssd.enabled:
+        found += _folder_problems(ssd_folder(config)) or _ssd_problems(config)
+    return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
+
+
+def _dram_problems(config: Config, machine: Machine) -> list[Problem]:
+    size_bytes, path = dram_bytes(config, machine), "store.dram.capacity"
+    if size_bytes < MIN_DRAM_BYTES:
+        return [
+            Problem(
+                path,
+                f"{format_size(size_bytes)} is below {format_size(MIN_DRAM_BYTES)}",
+                "give it more, or free some memory",
+            )
+        ]
+    if size_bytes > machine.physical_bytes:
+        have = format_size(machine.physical_bytes // MIB * MIB)
+        return [
+            Problem(
+                path,
+                f"{format_size(size_bytes)} is above the {have} of memory that there is",
+                'lower it, or use "auto"',
+            )
+        ]
+    return []
+
+
+def _ssd_problems(config: Config) -> list[Problem]:
+    size_bytes, folder, path = ssd_bytes(config), ssd_folder(config), "store.ssd.capacity"
+    if size_bytes < MIN_SSD_BYTES:
+        return [
+            Problem(
+                path,
+                f"{format_size(size_bytes)} is below {format_size(MIN_SSD_BYTES)}",
+                "give it more, or set store.ssd.enabled=false",
+            )
+        ]
+    usage = shutil.disk_usage(folder)
+    if size_bytes > usage.total:
+        have = format_size(usage.total // MIB * MIB)
+        return [
+            Problem(
+                path,
+                f"{format_size(size_bytes)} is above the {have} of the file system",
+                'lower it, or use "auto"',
+            )
+        ]
+    return []
+
+
+def _folder_problems(folder: Path) -> list[Problem]:
+    probe = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+    data = secrets.token_bytes(_PROBE_BYTES)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with probe.open("xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            intact = probe.read_bytes() == data
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return [
+            Problem(
+                "store.ssd.path",
+                f"cannot use {folder}: {error.strerror or error}",
+                "choose a folder that this user can write, or set store.ssd.enabled=false",
+            )
+        ]
+    if not intact:
+        return [
+            Problem(
+                "store.ssd.path",
+                f"{folder} gave back other bytes than were written",
+                "choose another disk",
+            )
+        ]
+    return []
+
+
+def _nearest(folder: Path) -> Path:
+    """The closest ancestor that exists: the folder itself is made later."""
+    return next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
+
+
+def _held_bytes(folder: Path) -> int:
+    """Bytes of the segments in the folder and its shards."""
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*.kvs"))
+    except OSError:
+        return 0  # a folder that preflight will report, or one being cleared
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # not Linux, or no cgroup: the caller has a fallback

@@ -1,0 +1,157 @@
+"""Every knob of Kvist, typed and documented; `docs/configuration.md` is generated from here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+BlockTokens = Annotated[
+    Literal[16, 32, 64, 128, 256, 512, 1024],
+    Meta(
+        description="Tokens in a block: a power of two from 16 to 1024. Part of the keyspace, so "
+        "changing it starts an empty cache."
+    ),
+]
+# A size in bytes. `parse_size` has read texts such as "8GiB" before msgspec sees the value.
+_SIZE = {"size": True}
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every section has in common: frozen, keyword-only, no unknown fields."""
+
+
+class DramConfig(_Section, frozen=True):
+    """The DRAM tier."""
+
+    capacity: Annotated[
+        int | Literal["auto"],
+        Meta(
+            description="Bytes of the DRAM arena. `auto`: a quarter of the memory that is "
+            "available at start, at most 8 GiB.",
+            extra=_SIZE,
+        ),
+    ] = "auto"
+    policy: Annotated[
+        Literal["leaf-lru", "lru"],
+        Meta(
+            description="Eviction order. `leaf-lru` evicts the least recently used block that no "
+            "present block continues; `lru` ignores the prefix tree."
+        ),
+    ] = "leaf-lru"
+
+
+class SsdConfig(_Section, frozen=True):
+    """The SSD tier."""
+
+    enabled: Annotated[
+        bool, Meta(description="Whether blocks are also kept on disk and survive a restart.")
+    ] = True
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Folder of the segment log, made with mode 0700. One process owns it.",
+        ),
+    ] = "~/.cache/kvist"
+    capacity: Annotated[
+        int | Literal["auto"],
+        Meta(
+            description="Hard cap in bytes on what the folder holds. `auto`: a tenth of the disk "
+            "space that is free at start (counting what the folder already holds as free), at "
+            "most 64 GiB.",
+            extra=_SIZE,
+        ),
+    ] = "auto"
+    segment: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="Bytes of a segment file, the unit in which space is reclaimed; limited "
+            "to an eighth of the capacity.",
+            extra=_SIZE,
+        ),
+    ] = 256 * MIB
+    fsync: Annotated[
+        Literal["batch", "off"],
+        Meta(
+            description="`batch`: one fdatasync for each batch of blocks before they count as "
+            "stored. `off`: never; a power cut can then lose recent blocks, but a checksum still "
+            "guards every read."
+        ),
+    ] = "batch"
+
+
+class BreakerConfig(_Section, frozen=True):
+    """When a failing medium is treated as absent."""
+
+    window_s: Annotated[
+        float, Meta(gt=0, description="Seconds over which failures are counted.")
+    ] = 30.0
+    failures: Annotated[
+        int, Meta(ge=1, description="Failures within the window that open the breaker.")
+    ] = 5
+    open_s: Annotated[
+        float, Meta(gt=0, description="Seconds until an open breaker lets one probe through.")
+    ] = 10.0
+
+
+class StoreConfig(_Section, frozen=True):
+    """The block store."""
+
+    dram: DramConfig = msgspec.field(default_factory=DramConfig)
+    ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
+    io_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Threads that move blocks between DRAM and disk.")
+    ] = 2
+    read_deadline_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds after which a block that has not arrived is a miss and its "
+            "tokens are recomputed.",
+        ),
+    ] = 10.0
+    breaker: BreakerConfig = msgspec.field(default_factory=BreakerConfig)
+
+
+class ConnectorConfig(_Section, frozen=True):
+    """What the connector inside an engine does."""
+
+    load: Annotated[bool, Meta(description="Whether stored blocks are loaded.")] = True
+    save: Annotated[bool, Meta(description="Whether computed blocks are saved.")] = True
+    save_decode: Annotated[
+        bool,
+        Meta(description="Whether blocks filled by generated tokens are saved as well."),
+    ] = True
+    min_load_tokens: Annotated[
+        int, Meta(ge=0, description="Matches shorter than this many tokens are recomputed.")
+    ] = 0
+    copy_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Literal["auto"],
+        Meta(
+            description="Threads that copy between the engine's pages and DRAM. `auto`: chosen "
+            "by the connector from the cores it may use."
+        ),
+    ] = "auto"
+
+
+class EventsConfig(_Section, frozen=True):
+    """KV events."""
+
+    enabled: Annotated[
+        bool, Meta(description="Whether the store announces blocks that come and go.")
+    ] = True
+
+
+class Config(_Section, frozen=True):
+    """Every knob; the defaults are a working configuration."""
+
+    block_tokens: BlockTokens = 128
+    store: StoreConfig = msgspec.field(default_factory=StoreConfig)
+    connector: ConnectorConfig = msgspec.field(default_factory=ConnectorConfig)
+    events: EventsConfig = msgspec.field(default_factory=EventsConfig)

@@ -1,0 +1,1 @@
+"""Kvist inside an engine: thin shims over one engine-neutral plan."""

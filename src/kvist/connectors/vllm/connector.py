@@ -1,0 +1,270 @@
+"""KvistConnector: vLLM's V1 connector interface, thin over a scheduler side and a worker side.
+
+vLLM builds one object per role in its own process. Every hook is guarded: whatever fails inside
+becomes a recompute (`connectors/fallback.py`), because an exception here would kill the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvist.assemble import open_embedded_store
+from kvist.config import Config, load_config
+from kvist.connectors.fallback import Fallback
+from kvist.connectors.vllm import roles
+from kvist.connectors.vllm.engine_facts import check_version, read_facts
+from kvist.connectors.vllm.event_feed import EventFeed
+from kvist.connectors.vllm.messages import StepPlan, StepReport
+from kvist.connectors.vllm.scheduler_side import SchedulerSide
+from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
+from kvist.core.outcome import Tier
+
+log = logging.getLogger("kvist.vllm")
+
+_SOURCE = {
+    Tier.DRAM: CacheHitSource.HOST,
+    Tier.SSD: CacheHitSource.DISK,
+    Tier.REMOTE: CacheHitSource.P2P,
+}
+_GAUGE_PERIOD_S = 1.0
+_CLOSE_S = 10.0
+
+
+class KvistConnector(KVConnectorBase_V1):
+    """KV that outlives the engine: loads and saves blocks through Kvist's store."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_version(vllm.__version__)
+        config = load_config(overrides=vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._config: Config = config.config
+        self._facts = read_facts(vllm_config, kv_cache_config, self._config.block_tokens)
+        self._fallback = Fallback()
+        self._computed: dict[str, int] = {}
+        self._gauges_due_s = 0.0
+        self._worker: Any = None
+        if role is KVConnectorRole.SCHEDULER:
+            _recompute_failed_loads(vllm_config.kv_transfer_config)
+            self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
+            self._store = open_embedded_store(
+                self._config,
+                block_bytes=self._facts.layout.block_bytes,
+                fingerprint=self._facts.fingerprint,
+                shard=roles.data_parallel_shard(vllm_config),
+                on_event=self._feed.store_event,
+            )
+            self._scheduler = self._scheduler_side(vllm_config.kv_transfer_config)
+
+    def _scheduler_side(self, transfer: Any) -> SchedulerSide:
+        knobs = self._config.connector
+        return SchedulerSide(
+            self._store,
+            self._store.arena.locator(),
+            self._facts,
+            self._feed,
+            load=knobs.load and transfer.is_kv_consumer,
+            save=knobs.save and transfer.is_kv_producer,
+            save_decode=knobs.save_decode,
+            min_load_tokens=knobs.min_load_tokens,
+            read_deadline_s=self._config.store.read_deadline_s,
+        )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a dropped save is a future miss, never a reason to recompute."""
+        return False
+
+    # -- worker role ------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The engine's pages exist; learn their layout now, so that a misfit stops the start."""
+        self._worker = roles.worker_side(
+            kv_caches, self._facts, self._vllm_config, self._config.connector.copy_threads
+        )
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """First in a step, before pages are overwritten."""
+        if isinstance(kv_connector_metadata, StepPlan):
+            self._guard("preempt", lambda: self._worker.preempted(kv_connector_metadata), None)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Before the forward pass: loads may start."""
+        super().bind_connector_metadata(connector_metadata)
+        if isinstance(connector_metadata, StepPlan):
+            self._guard("begin step", lambda: self._worker.begin_step(connector_metadata), None)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Loads are asynchronous and started elsewhere."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request runs only when its load is over."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Whole blocks are saved after the pass, not layers during it."""
+
+    def wait_for_save(self) -> None:
+        """After the forward pass: saves may start. Their pages are held until they end."""
+        self._guard("after forward", lambda: self._worker.after_forward(), None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """Requests whose pages may go, and requests whose load has ended."""
+        empty: tuple[set[str], set[str]] = (set(), set())
+        return self._guard("finish", lambda: self._worker.finished(finished_req_ids), empty)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Pages that were not loaded; vLLM recomputes from the first of them."""
+        return self._guard("load errors", lambda: self._worker.unloaded_pages(), set())
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """What the scheduler side must know of this step."""
+        return self._guard("report", lambda: self._worker.report(), None)
+
+    # -- scheduler role ---------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        self._guard("arrive", lambda: self._scheduler.arrive(request), None)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens beyond the engine's own that are ready to be loaded."""
+        self._computed[request.request_id] = num_computed_tokens
+        return self._guard(
+            "match", lambda: self._scheduler.matched(request, num_computed_tokens), (0, False)
+        )
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """Pages were allocated for what was promised."""
+        if num_external_tokens <= 0:
+            return
+        table = blocks.get_block_ids()[0]
+        computed = self._computed.get(request.request_id, 0)
+        args = (request, table, computed, num_external_tokens)
+        try:
+            self._scheduler.allocated(*args)
+        except Exception as error:
+            self._fallback.record("start load", error)
+            self._scheduler.refuse(*args)
+
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """The tiers that the loaded tokens came from."""
+        tiers = self._guard("sources", lambda: self._scheduler.sources(request), {})
+        found = {_SOURCE[t]: n for t, n in tiers.items() if n}
+        if sum(found.values()) == num_external_tokens:
+            return found
+        return super().get_external_cache_hit_sources(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        """This step's orders."""
+        return self._scheduler.plan_step(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """The workers reported."""
+        report = connector_output.kv_connector_worker_meta
+        received = set(connector_output.finished_recving or ())
+        self._guard(
+            "hear",
+            lambda: self._scheduler.heard(
+                report if isinstance(report, StepReport) else None, received
+            ),
+            None,
+        )
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request is over; keep its pages while blocks of it are being saved."""
+        self._computed.pop(request.request_id, None)
+        keep = self._guard("end", lambda: self._scheduler.finish(request, block_ids), False)
+        return keep, None
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps the engine stepping while copies are under way."""
+        return self._guard("busy", lambda: self._scheduler.busy(), False)
+
+    def take_events(self) -> Iterable[Any]:
+        """KV events since the last step."""
+        return self._guard("events", self._feed.take, [])
+
+    def reset_cache(self) -> bool | None:
+        """Forgets every stored block (`/reset_prefix_cache?reset_external=true`)."""
+        self._guard("reset", self._store.clear, None)
+        return True
+
+    # -- both -------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> KvistStats | None:
+        """Samples since the last step."""
+        samples = self._guard("stats", self._samples, {})
+        return KvistStats(data=samples) if samples else None
+
+    def _samples(self) -> dict[str, float]:
+        if self._worker is not None:
+            fallbacks = self._worker.fallback.take() | self._fallback.take()
+            return {f"kvist_fallbacks_total.{k}": float(n) for k, n in fallbacks.items()}
+        tally = self._scheduler.tally
+        for source in (self._fallback, self._scheduler.fallback):
+            for name, count in source.take().items():
+                tally.add(f"kvist_fallbacks_total.{name}", count)
+        now_s = time.monotonic()
+        if now_s >= self._gauges_due_s:
+            self._gauges_due_s = now_s + _GAUGE_PERIOD_S
+            for name, value in roles.gauges(self._store.stats()).items():
+                tally.add(name, value)
+        return tally.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvistStats:
+        """vLLM rebuilds our container from plain data."""
+        return KvistStats(data=data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KvistPromMetrics:
+        """Our series on vLLM's `/metrics` page."""
+        return KvistPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        """Writes what is not on disk yet and lets go of everything."""
+        if self._worker is not None:
+            self._guard("shutdown", self._worker.close, None)
+        elif self.role is KVConnectorRole.SCHEDULER:
+            self._guard("shutdown", lambda: self._store.close(deadline_s=_CLOSE_S), None)
+
+    def _guard(self, hook: str, call: Any, default: Any) -> Any:
+        return self._fallback.guard(hook, call, default)
+
+
+def _recompute_failed_loads(transfer: Any) -> None:
+    """vLLM fails a request whose load fails unless told otherwise; a cache must not do that."""
+    if transfer.kv_load_failure_policy != "recompute":
+        log.warning(
+            "kvist: kv_load_failure_policy is %r, under which a failed load fails the request; "
+            'using "recompute". Set it in --kv-transfer-config to silence this.',
+            transfer.kv_load_failure_policy,
+        )
+        transfer.kv_load_failure_policy = "recompute"

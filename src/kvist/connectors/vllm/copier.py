@@ -1,0 +1,161 @@
+"""Moves blocks between a worker's pages and the store's arena, off the engine's thread.
+
+One thread takes jobs in order, loads before saves: a load keeps a request waiting, a save does not.
+A job that fails says so and harms nothing; the thread itself never dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from kvist.connectors.fallback import Fallback
+from kvist.connectors.vllm.messages import CopyJob
+
+log = logging.getLogger("kvist.vllm")
+
+
+class JobKind(IntEnum):
+    """Urgency of a job; lower goes first."""
+
+    LOAD = 0
+    SAVE = 1
+    STOP = 2
+
+
+class Mover(Protocol):
+    """Copies the blocks of one job; synchronous; raises when it cannot."""
+
+    def move(self, kind: JobKind, job: CopyJob) -> int:
+        """Copies and returns the bytes moved."""
+        ...
+
+
+@dataclass(order=True, slots=True)
+class _Item:
+    kind: JobKind
+    order: int
+    job: CopyJob = field(compare=False)
+    before: Callable[[], None] | None = field(compare=False, default=None)
+
+
+@dataclass(slots=True)
+class Finished:
+    """What became of jobs since the last call."""
+
+    loads: list[CopyJob] = field(default_factory=list)
+    saves: list[CopyJob] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+
+
+class Copier:
+    """The copy thread and its queue."""
+
+    def __init__(self, mover: Mover, fallback: Fallback, cpus: set[int] | None = None) -> None:
+        self._mover, self._fallback = mover, fallback
+        self._queue: queue.PriorityQueue[_Item] = queue.PriorityQueue()
+        self._changed = threading.Condition()
+        self._pending: dict[int, JobKind] = {}
+        self._spoiled: set[int] = set()
+        self._done = Finished()
+        self._order = 0
+        self._thread = threading.Thread(
+            target=self._run, args=(cpus,), name="kvist-copy", daemon=True
+        )
+        self._thread.start()
+
+    def submit(
+        self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None = None
+    ) -> None:
+        """Queues a job; `before` runs on the copy thread first (e.g. waits for the device)."""
+        with self._changed:
+            self._pending[job.job_id] = kind
+            self._order += 1
+            self._queue.put(_Item(kind, self._order, job, before))
+
+    def pending(self) -> int:
+        """Jobs not finished yet."""
+        return len(self._pending)
+
+    def wait_for_any(self, timeout_s: float) -> None:
+        """Returns when a job is finished, or after `timeout_s`."""
+        with self._changed:
+            if self._pending and not (self._done.loads or self._done.saves):
+                self._changed.wait(timeout_s)
+
+    def drain_saves(self, timeout_s: float) -> bool:
+        """Waits until no save is pending: their pages are about to be overwritten.
+
+        A save that is not done in time is spoiled: it will be reported as failed, so that what it
+        copied is never committed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while any(k is JobKind.SAVE for k in self._pending.values()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    late = [j for j, k in self._pending.items() if k is JobKind.SAVE]
+                    self._spoiled.update(late)
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def take(self) -> Finished:
+        """What has finished since the last call."""
+        with self._changed:
+            done, self._done = self._done, Finished()
+        return done
+
+    def close(self, timeout_s: float) -> None:
+        """Finishes what is queued and stops the thread."""
+        self._order += 1
+        self._queue.put(_Item(JobKind.STOP, self._order, CopyJob(0, "", (), ())))
+        self._thread.join(timeout_s)
+
+    def _run(self, cpus: set[int] | None) -> None:
+        if cpus:
+            self._fallback.guard("pin copy thread", lambda: os.sched_setaffinity(0, cpus), None)
+        while True:
+            item = self._queue.get()
+            if item.kind is JobKind.STOP:
+                return
+            started = time.perf_counter()
+            moved = self._fallback.guard(f"{item.kind.name} copy", lambda: self._one(item), -1)  # noqa: B023
+            self._finish(item, moved, time.perf_counter() - started)
+
+    def _one(self, item: _Item) -> int:
+        if item.before is not None:
+            item.before()
+        return self._mover.move(item.kind, item.job)
+
+    def _finish(self, item: _Item, moved: int, took_s: float) -> None:
+        job = item.job
+        with self._changed:
+            del self._pending[job.job_id]
+            if moved < 0 or job.job_id in self._spoiled:
+                self._spoiled.discard(job.job_id)
+                self._done.failed.add(job.job_id)
+            else:
+                self._done.copied_bytes += moved
+                self._done.copy_s += took_s
+            (self._done.loads if item.kind is JobKind.LOAD else self._done.saves).append(job)
+            self._changed.notify_all()
+
+
+def copy_cpus() -> set[int]:
+    """CPUs for the copy thread: not those that the engine's own threads are pinned to, if others.
+
+    vLLM pins a CPU worker to its cores; threads would inherit that and steal from the forward pass.
+    """
+    mine = os.sched_getaffinity(0)
+    everything = set(range(os.cpu_count() or 1))
+    return (everything - mine) or mine

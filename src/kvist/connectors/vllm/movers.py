@@ -1,0 +1,160 @@
+"""Movers: the copies themselves, for CPU pages (native code) and for accelerator pages (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from kvist.connectors.pages import RegionMap, TensorView, page_map, strided_map
+from kvist.connectors.plan import SKIP_PAGE
+from kvist.connectors.vllm.copier import JobKind
+from kvist.connectors.vllm.cpu_layout import PageShape, learn
+from kvist.connectors.vllm.engine_facts import EngineFacts, layer_index, rank_heads
+from kvist.connectors.vllm.messages import CopyJob
+from kvist.core.errors import LayoutError
+from kvist.core.layout import BlockLayout, HeadSlice
+from kvist.native import Direction, move_pages
+from kvist.tiers.dram import ArenaMap
+
+
+def ordered_layers(caches: Mapping[str, torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
+    """This rank's layers in model order, and the index of the first.
+
+    Raises:
+        LayoutError: the layers are not a run, or two share one memory.
+    """
+    layers = sorted((layer_index(name), tensor) for name, tensor in caches.items())
+    indices = [i for i, _ in layers]
+    if indices != list(range(indices[0], indices[0] + len(indices))):
+        raise LayoutError(f"layers {indices} are not a run")
+    if len({t.data_ptr() for _, t in layers}) != len(layers):
+        raise LayoutError("several layers share one KV tensor")
+    return indices[0], [t for _, t in layers]
+
+
+def region_of(
+    tensor: torch.Tensor, facts: EngineFacts, heads: HeadSlice, isa: str | None
+) -> RegionMap:
+    """The page map of one layer: learned where `isa` says that the CPU backend packs it."""
+    page_tokens = facts.geometry.page_tokens
+    if isa is not None:
+        shape = PageShape(heads.count, page_tokens, facts.layout.head_dim, tensor.dtype)
+        want = (heads.count, page_tokens, 2 * facts.layout.head_dim)
+        if tuple(tensor.shape[1:]) != want or not tensor[0].is_contiguous():
+            raise LayoutError(f"unexpected CPU page {tuple(tensor.shape)}, want {want}")
+        learned = learn(shape, isa)
+        return RegionMap(learned.offsets, learned.heads, tensor.stride(0))
+    view = TensorView(tuple(tensor.shape), tuple(tensor.stride()))
+    return strided_map(view, facts.layout, heads.count, page_tokens)
+
+
+class CpuMover:
+    """Native gather and scatter between CPU pages and the arena."""
+
+    def __init__(
+        self,
+        arena: ArenaMap,
+        caches: Mapping[str, torch.Tensor],
+        facts: EngineFacts,
+        tp_rank: int,
+        isa: str | None,
+        threads: int,
+    ) -> None:
+        first, tensors = ordered_layers(caches)
+        heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
+        region = region_of(tensors[0], facts, heads, isa)
+        self._map = page_map(
+            region,
+            [t.data_ptr() for t in tensors],
+            facts.layout,
+            heads,
+            facts.geometry.page_tokens,
+        )
+        self._arena, self._threads = arena, threads
+        self._base = arena.address + _layer_offset_bytes(facts.layout, first)
+        self._page_bytes = sum(t[0].numel() * t.element_size() for t in tensors)
+
+    def move(self, kind: JobKind, job: CopyJob) -> int:
+        """Copies every block of the job; returns the bytes moved."""
+        slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(self._base)
+        pages = np.asarray(job.pages, dtype=np.int64)
+        direction = Direction.SCATTER if kind is JobKind.LOAD else Direction.GATHER
+        move_pages(direction, slots, pages, self._map, threads=self._threads)
+        return int((pages != SKIP_PAGE).sum()) * self._page_bytes
+
+
+class TorchMover:
+    """Gather and scatter of strided pages on an accelerator, on a stream of its own.
+
+    Pages are permuted on the device and cross the bus as one contiguous canonical block, through
+    the arena registered as pinned memory.
+    """
+
+    def __init__(
+        self,
+        arena: ArenaMap,
+        caches: Mapping[str, torch.Tensor],
+        facts: EngineFacts,
+        tp_rank: int,
+    ) -> None:
+        self._first, self._tensors = ordered_layers(caches)
+        self._layout, self._geometry = facts.layout, facts.geometry
+        self._heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
+        self._regions = [region_of(t, facts, self._heads, None) for t in self._tensors]
+        self._arena = arena
+        device = self._tensors[0].device
+        self._index = [self._elements(r).to(device) for r in self._regions]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if device.type == "cuda":
+            torch.cuda.cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
+
+    @staticmethod
+    def _elements(region: RegionMap) -> torch.Tensor:
+        """`[kind, head, element]` offsets in a page."""
+        return torch.from_numpy(region.heads[:, :, None] + region.offsets[:, None, :])
+
+    def move(self, kind: JobKind, job: CopyJob) -> int:
+        """Copies every block of the job; returns the bytes moved."""
+        moved = 0
+        with torch.cuda.stream(self._stream) if self._stream else torch.no_grad():
+            for slot, row in zip(job.slots, job.pages, strict=True):
+                block = self._slot(slot)
+                for column, page in enumerate(row):
+                    if page != SKIP_PAGE:
+                        moved += self._page(kind, block, column, page)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return moved
+
+    def _slot(self, offset: int) -> torch.Tensor:
+        """`[layer, kind, head, page, element]` view of a canonical block in the arena."""
+        lay = self._layout
+        view = self._arena.view(offset // self._arena.slot_bytes)[: lay.block_bytes]
+        raw = torch.frombuffer(view, dtype=self._tensors[0].dtype)
+        pages = self._geometry.pages_per_block
+        return raw.view(lay.layers, lay.kinds, lay.kv_heads, pages, -1)
+
+    def _page(self, kind: JobKind, block: torch.Tensor, column: int, page: int) -> int:
+        heads = slice(self._heads.start, self._heads.start + self._heads.count)
+        moved = 0
+        for i, (tensor, index) in enumerate(zip(self._tensors, self._index, strict=True)):
+            host = block[self._first + i, :, heads, column]
+            flat = tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
+            where = index + page * self._regions[i].page_stride
+            if kind is JobKind.LOAD:
+                flat[where] = host.to(tensor.device, non_blocking=True)
+            else:
+                host.copy_(flat[where], non_blocking=False)
+            moved += host.numel() * host.element_size()
+        return moved
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last that the tensor addresses."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _layer_offset_bytes(layout: BlockLayout, first_layer: int) -> int:
+    return layout.head_offset_bytes(first_layer, 0, 0)

@@ -1,0 +1,87 @@
+"""Builds the worker side for the device at hand, and small readings for the scheduler side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kvist.connectors.vllm.copier import Mover, copy_cpus
+from kvist.connectors.vllm.engine_facts import EngineFacts
+from kvist.connectors.vllm.movers import CpuMover, TorchMover, ordered_layers, region_of
+from kvist.connectors.vllm.engine_facts import rank_heads
+from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
+from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
+
+
+def worker_side(
+    caches: Mapping[str, torch.Tensor],
+    facts: EngineFacts,
+    vllm_config: Any,
+    copy_threads: int | str,
+) -> WorkerSide:
+    """The worker side of this rank; proves now that the pages can be mapped.
+
+    Raises:
+        LayoutError: they cannot.
+    """
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    rank = get_tensor_model_parallel_rank()
+    _, tensors = ordered_layers(caches)
+    on_cpu = tensors[0].device.type == "cpu"
+    isa = _cpu_isa(facts, tensors[0], vllm_config) if on_cpu else None
+    region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
+    cpus = copy_cpus() if on_cpu else None
+    threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
+
+    def make_mover(locator: ArenaLocator) -> Mover:
+        arena: ArenaMap = Arena.attach(
+            locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes
+        )
+        if on_cpu:
+            return CpuMover(arena, caches, facts, rank, isa, threads)
+        return TorchMover(arena, caches, facts, rank)
+
+    fence = no_fence if on_cpu else _device_fence
+    return WorkerSide(make_mover, fence, cpus=cpus, early_loads=on_cpu)
+
+
+def _cpu_isa(facts: EngineFacts, tensor: torch.Tensor, vllm_config: Any) -> str:
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    return str(
+        _get_attn_isa(
+            vllm_config.model_config.dtype,
+            facts.geometry.page_tokens,
+            facts.layout.head_dim,
+            vllm_config.cache_config.cache_dtype,
+        )
+    )
+
+
+def _device_fence() -> Any:
+    """A save may read pages only when the kernels that write them are done."""
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
+
+
+def data_parallel_shard(vllm_config: Any) -> str:
+    """Engines of one data-parallel group keep stores of their own; '' where there is one engine."""
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size <= 1:
+        return ""
+    return f"dp{parallel.data_parallel_index}"
+
+
+def gauges(stats: Any) -> dict[str, float]:
+    """Gauge samples of the store's state."""
+    samples: dict[str, float] = {}
+    for tier in ("dram", "ssd"):
+        for quantity in ("blocks", "bytes"):
+            value = getattr(stats, f"{tier}_{quantity}", None)
+            if value is not None:
+                samples[f"kvist_tier_{quantity}.{tier}"] = float(value)
+    return samples

@@ -1,0 +1,141 @@
+"""The worker's half of the connector: maps the arena, copies blocks, reports.
+
+Nothing here decides anything. Loads start as soon as their orders arrive, saves when the forward
+pass that fills their pages is over, both on the copy thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kvist.connectors.fallback import Fallback
+from kvist.connectors.plan import SKIP_PAGE
+from kvist.connectors.vllm.copier import Copier, JobKind, Mover
+from kvist.connectors.vllm.messages import CopyJob, StepPlan, StepReport
+from kvist.tiers.dram import ArenaLocator
+
+log = logging.getLogger("kvist.vllm")
+
+_FENCE_S = 10.0  # longest a step waits for saves whose pages it is about to overwrite
+_NAP_S = 0.001  # longest an empty step waits for a copy to end
+_CLOSE_S = 10.0
+
+MakeMover = Callable[[ArenaLocator], Mover]
+Fence = Callable[[], Callable[[], None] | None]
+
+
+class WorkerSide:
+    """State of one rank. Called by vLLM's worker thread only.
+
+    `make_mover` maps the arena and may fail: then every copy fails, which is a recompute.
+    `fence` is called after a forward pass is launched and returns what a save must wait for.
+    """
+
+    def __init__(
+        self, make_mover: MakeMover, fence: Fence, *, cpus: set[int] | None, early_loads: bool
+    ) -> None:
+        self.fallback = Fallback()
+        self._make_mover, self._fence = make_mover, fence
+        self._cpus, self._early_loads = cpus, early_loads
+        self._copier: Copier | None = None
+        self._plan = StepPlan()
+        self._received: set[str] = set()
+        self._unloaded: set[int] = set()
+        self._report = StepReport()
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Orders for this step have arrived; the forward pass has not begun."""
+        self._plan = plan
+        if self._early_loads:
+            self._start_loads()
+
+    def preempted(self, plan: StepPlan) -> None:
+        """Pages are about to be overwritten; saves that still read them must end first."""
+        if plan.fence and self._copier is not None and not self._copier.drain_saves(_FENCE_S):
+            log.warning("kvist: saves did not end within %g s; they are dropped", _FENCE_S)
+
+    def after_forward(self) -> None:
+        """The forward pass was launched (or there was none)."""
+        self._start_loads()
+        saves, self._plan.saves = self._plan.saves, []
+        if saves:
+            before = self._fence()
+            for job in saves:
+                self._submit(JobKind.SAVE, job, before)
+
+    def finished(self, over: set[str]) -> tuple[set[str], set[str]]:
+        """Requests whose pages may be freed, and requests whose load has ended."""
+        del over  # the scheduler side says itself which pages were kept
+        if self._copier is not None:
+            if self._plan.idle and self._copier.pending():
+                self._copier.wait_for_any(_NAP_S)
+            self._collect(self._copier)
+        sent, self._plan.release = set(self._plan.release), []
+        received, self._received = self._received, set()
+        return sent, received
+
+    def unloaded_pages(self) -> set[int]:
+        """Pages whose load failed since the last call."""
+        pages, self._unloaded = self._unloaded, set()
+        return pages
+
+    def report(self) -> StepReport | None:
+        """What the scheduler side must know of this step, if anything."""
+        report, self._report = self._report, StepReport()
+        return report if report.done or report.copied_bytes else None
+
+    def close(self) -> None:
+        """Ends the copy thread."""
+        if self._copier is not None:
+            self._copier.close(_CLOSE_S)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _start_loads(self) -> None:
+        loads, self._plan.loads = self._plan.loads, []
+        for job in loads:
+            self._submit(JobKind.LOAD, job, None)
+
+    def _submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None) -> None:
+        copier = self._open_copier()
+        if copier is None or len(job.slots) != len(job.pages):
+            self._give_up(kind, job)
+        else:
+            copier.submit(kind, job, before)
+
+    def _open_copier(self) -> Copier | None:
+        arena = self._plan.arena
+        if self._copier is None and arena is not None:
+            mover = self.fallback.guard("map arena", lambda: self._make_mover(arena), None)
+            if mover is not None:
+                self._copier = Copier(mover, self.fallback, self._cpus)
+        return self._copier
+
+    def _give_up(self, kind: JobKind, job: CopyJob) -> None:
+        if kind is JobKind.LOAD:
+            self._received.add(job.req_id)
+            self._unloaded.update(p for row in job.pages for p in row if p != SKIP_PAGE)
+        else:
+            self._report.done[job.job_id] = 1
+            self._report.failed.add(job.job_id)
+
+    def _collect(self, copier: Copier) -> None:
+        done = copier.take()
+        for job in done.loads:
+            if job.job_id in done.failed:
+                self._give_up(JobKind.LOAD, job)
+            else:
+                self._received.add(job.req_id)
+        for job in done.saves:
+            self._report.done[job.job_id] = 1
+            if job.job_id in done.failed:
+                self._report.failed.add(job.job_id)
+        self._report.copied_bytes += done.copied_bytes
+        self._report.copy_s += done.copy_s
+
+
+def no_fence() -> Any:
+    """On a CPU the forward pass is over when it returns."""
+    return None

@@ -1,0 +1,118 @@
+"""The store's contract: leases and the BlockStore Protocol (DESIGN §5).
+
+A lease is held by a transfer and released by leaving its context. Reserve before moving: slots are
+reserved whole, or the caller is told so at once. Blocks are immutable and the first writer wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from kvist.core.keys import Key
+from kvist.core.outcome import BlockRef, Match, Outcome
+
+
+class Lease(Protocol):
+    """Common to both kinds; slots stay put and their bytes valid until `release`."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None: ...
+
+    def release(self) -> None:
+        """Gives everything back. Idempotent; cancels what still moves."""
+        ...
+
+    def slot(self, i: int) -> int:
+        """Byte offset of block i in the arena.
+
+        Raises:
+            LeaseError: the lease holds no slot for block i, or was released.
+        """
+        ...
+
+    def buffer(self, i: int) -> memoryview:
+        """The bytes of block i in the arena; writable in a write lease.
+
+        Raises:
+            LeaseError: as for `slot`.
+        """
+        ...
+
+
+class ReadLease(Lease, Protocol):
+    """Blocks being brought to DRAM. `HIT` means: in DRAM, checksum proven, held until release."""
+
+    def __len__(self) -> int: ...
+
+    def outcome(self, i: int) -> Outcome:
+        """State of block i now; never blocks. After the deadline nothing is `PENDING`."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether no block is `PENDING`."""
+        ...
+
+    def wait(self, i: int) -> Outcome:
+        """Blocks until block i is decided or the deadline has passed (then `MISS`)."""
+        ...
+
+    def hits(self) -> int:
+        """Length of the run of `HIT` from the start, now."""
+        ...
+
+
+class WriteLease(Lease, Protocol):
+    """Slots reserved for new blocks."""
+
+    def __len__(self) -> int: ...
+
+    def present(self, i: int) -> bool:
+        """Whether block i was in the store already (or is being written by someone else)."""
+        ...
+
+    def commit(self, i: int) -> bool:
+        """Makes block i visible. False if another writer was first: then this one is dropped.
+
+        Raises:
+            LeaseError: block i has no slot in this lease or was committed before.
+        """
+        ...
+
+
+class BlockStore(Protocol):
+    """Match, read, write. Thread-safe."""
+
+    def match(self, keys: Sequence[Key]) -> Match:
+        """Longest present run from the start. Never blocks on I/O, never touches recency."""
+        ...
+
+    def read(self, keys: Sequence[Key], *, deadline_s: float) -> ReadLease:
+        """Leases `keys` for reading; starts moving what is below DRAM. Returns at once.
+
+        A block that cannot be had, for whatever reason, is a `MISS`, not an exception.
+
+        Raises:
+            NoSpaceError: DRAM cannot hold them all at once now; nothing was reserved.
+            ClosedError: the store was closed.
+        """
+        ...
+
+    def write(self, blocks: Sequence[BlockRef]) -> WriteLease:
+        """Reserves a slot for every block that is absent; all or nothing.
+
+        Raises:
+            NoSpaceError: too few slots can be freed now; nothing was reserved.
+            ClosedError: the store was closed.
+        """
+        ...
+
+    def room_blocks(self) -> int:
+        """Slots that `read` or `write` could reserve now: free plus evictable."""
+        ...

@@ -1,0 +1,43 @@
+"""What the store answers: outcomes, tiers, matches and the names of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvist.core.keys import Key
+
+
+class Outcome(Enum):
+    """What became of one block of a read lease."""
+
+    PENDING = "pending"
+    HIT = "hit"
+    MISS = "miss"
+
+
+class Tier(Enum):
+    """A bounded pool on one medium, fastest first."""
+
+    HBM = "hbm"
+    DRAM = "dram"
+    SSD = "ssd"
+    REMOTE = "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """A block to be written: its key and its parent's (`None` for a first block)."""
+
+    key: Key
+    parent: Key | None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest run of present blocks from the start; `tiers[i]` is where block i is."""
+
+    tiers: tuple[Tier, ...]
+
+    def __len__(self) -> int:
+        return len(self.tiers)

@@ -1,0 +1,110 @@
+"""Every metric that Kvist exports, named once; `docs/metrics.md` is generated from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """How a metric's value moves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric's name as Prometheus shows it, its unit, meaning and label names."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+
+
+_C, _G = Kind.COUNTER, Kind.GAUGE
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "kvist_blocks_queried_total", _C, "blocks", "Whole blocks of prompts that were looked up."
+    ),
+    Metric(
+        "kvist_blocks_matched_total",
+        _C,
+        "blocks",
+        "Looked-up blocks that were in a tier; over those queried, the hit ratio of blocks.",
+    ),
+    Metric(
+        "kvist_tokens_loaded_total",
+        _C,
+        "tokens",
+        "Tokens whose KV was loaded in place of being computed, by the tier it came from.",
+        ("tier",),
+    ),
+    Metric("kvist_tokens_saved_total", _C, "tokens", "Tokens whose KV was saved."),
+    Metric("kvist_blocks_loaded_total", _C, "blocks", "Blocks loaded, by tier.", ("tier",)),
+    Metric("kvist_blocks_saved_total", _C, "blocks", "Blocks saved."),
+    Metric("kvist_bytes_loaded_total", _C, "bytes", "Bytes of loaded blocks, by tier.", ("tier",)),
+    Metric("kvist_bytes_saved_total", _C, "bytes", "Bytes of saved blocks."),
+    Metric(
+        "kvist_load_seconds_total",
+        _C,
+        "seconds",
+        "Time spent loading, summed over requests, from lease to the last copied page.",
+    ),
+    Metric(
+        "kvist_save_seconds_total",
+        _C,
+        "seconds",
+        "Time spent saving, summed over requests, from reservation to commit.",
+    ),
+    Metric(
+        "kvist_bytes_copied_total",
+        _C,
+        "bytes",
+        "Bytes copied between the engine's pages and DRAM, both ways.",
+    ),
+    Metric(
+        "kvist_copy_seconds_total",
+        _C,
+        "seconds",
+        "Time spent on those copies, summed over copies.",
+    ),
+    Metric(
+        "kvist_misses_total",
+        _C,
+        "blocks",
+        "Blocks that were matched but could not be read (checksum, deadline, evicted ...).",
+        ("cause",),
+    ),
+    Metric(
+        "kvist_fallbacks_total",
+        _C,
+        "requests",
+        "Loads given up for recomputing, by the class of the error.",
+        ("error",),
+    ),
+    Metric("kvist_tier_blocks", _G, "blocks", "Blocks in a tier now.", ("tier",)),
+    Metric("kvist_tier_bytes", _G, "bytes", "Bytes a tier uses now.", ("tier",)),
+    Metric("kvist_tier_capacity_bytes", _G, "bytes", "Bytes a tier may use.", ("tier",)),
+    Metric(
+        "kvist_evictions_total", _C, "blocks", "Blocks evicted to make room, by tier.", ("tier",)
+    ),
+    Metric(
+        "kvist_no_space_total",
+        _C,
+        "requests",
+        "Reservations refused because too few slots could be freed at that moment.",
+    ),
+    Metric(
+        "kvist_breaker_open",
+        _G,
+        "boolean",
+        "1 while a tier's breaker is open and the tier is treated as absent, else 0.",
+        ("tier",),
+    ),
+)
+
+BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -1,0 +1,47 @@
+"""Hot paths: C++ (`_core`) where it is built, else its Python twin; chosen once, at import.
+
+The environment variable KVIST_NATIVE decides: `auto` (the default) takes C++ when it can be
+imported, `on` demands it, `off` takes the twin.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from kvist.native.pagemap import Direction, PageMap
+
+IMPLEMENTATION: Literal["native", "python"]
+
+if TYPE_CHECKING:
+    from kvist.native.twin import chain_keys, checksum, copy_checksum, digest, move_pages
+else:
+    _wish = os.environ.get("KVIST_NATIVE", "auto")
+    if _wish not in ("auto", "on", "off"):
+        raise ValueError(f"KVIST_NATIVE is {_wish!r}: not auto, on or off")
+    try:
+        if _wish == "off":
+            from kvist.native import twin as _chosen
+        else:
+            from kvist.native import _core as _chosen
+    except ImportError:
+        if _wish == "on":
+            raise
+        from kvist.native import twin as _chosen
+    IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
+    chain_keys = _chosen.chain_keys
+    checksum = _chosen.checksum
+    copy_checksum = _chosen.copy_checksum
+    digest = _chosen.digest
+    move_pages = _chosen.move_pages
+
+__all__ = [
+    "IMPLEMENTATION",
+    "Direction",
+    "PageMap",
+    "chain_keys",
+    "checksum",
+    "copy_checksum",
+    "digest",
+    "move_pages",
+]

@@ -1,0 +1,226 @@
+// Python bindings of the hot paths; `kvist/native/twin.py` is the specification of each.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "hash_blake3.hpp"
+#include "hash_xxh3.hpp"
+#include "pages.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using kvist::xxh3::u8;
+
+constexpr std::size_t kKeyBytes = 32;
+constexpr std::int64_t kMaxThreads = 64;
+
+// A contiguous view of a Python buffer, held while this lives.
+class View {
+ public:
+  explicit View(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  ~View() { PyBuffer_Release(&view_); }
+
+  u8* data() const { return static_cast<u8*>(view_.buf); }
+  std::size_t bytes() const { return static_cast<std::size_t>(view_.len); }
+  bool readonly() const { return view_.readonly != 0; }
+
+ private:
+  Py_buffer view_;
+};
+
+nb::bytes digest(nb::handle data) {
+  const View view(data);
+  u8 out[kKeyBytes];
+  {
+    nb::gil_scoped_release unlocked;
+    kvist::blake3::digest(view.data(), view.bytes(), out);
+  }
+  return nb::bytes(out, kKeyBytes);
+}
+
+std::uint64_t checksum(nb::handle data) {
+  const View view(data);
+  nb::gil_scoped_release unlocked;
+  return kvist::xxh3::checksum(view.data(), view.bytes());
+}
+
+std::uint64_t copy_checksum(nb::handle dst, nb::handle src) {
+  const View to(dst), from(src);
+  if (to.readonly()) throw nb::buffer_error("dst is read-only");
+  if (to.bytes() != from.bytes()) throw nb::value_error("dst and src differ in length");
+  const std::less<const u8*> before;
+  if (before(to.data(), from.data() + from.bytes()) &&
+      before(from.data(), to.data() + to.bytes())) {
+    throw nb::value_error("dst and src overlap");
+  }
+  nb::gil_scoped_release unlocked;
+  return kvist::xxh3::copy_checksum(to.data(), from.data(), from.bytes());
+}
+
+// What each variant of the hot loop makes of data and of a copy of it; for parity tests.
+std::vector<std::uint64_t> checksum_variants(nb::handle data) {
+  const View view(data);
+  std::vector<u8> copy(view.bytes());
+  std::vector<std::uint64_t> out;
+  if (view.bytes() <= 240) return out;
+  for (const auto stripes : kvist::xxh3::stripe_variants<false>()) {
+    out.push_back(kvist::xxh3::hash_long<false>(stripes, view.data(), nullptr, view.bytes()));
+  }
+  for (const auto stripes : kvist::xxh3::stripe_variants<true>()) {
+    std::fill(copy.begin(), copy.end(), u8{0});
+    kvist::xxh3::hash_long<true>(stripes, view.data(), copy.data(), view.bytes());
+    out.push_back(kvist::xxh3::checksum(copy.data(), copy.size()));
+  }
+  return out;
+}
+
+using TokenArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The first `count` tokens of a sequence of integers.
+std::vector<std::uint32_t> read_tokens(PyObject* const* items, std::size_t count) {
+  std::vector<std::uint32_t> out(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const nb::object index = nb::steal(PyNumber_Index(items[i]));
+    if (!index.is_valid()) throw nb::python_error();
+    int overflow = 0;
+    const long long token = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow != 0 || token < 0 || token > 0xFFFFFFFFLL) {
+      PyErr_SetString(PyExc_OverflowError, "a token is not in the range of u32");
+      throw nb::python_error();
+    }
+    out[i] = static_cast<std::uint32_t>(token);
+  }
+  return out;
+}
+
+// Extra bytes of each block; empty where there are none. Borrowed from `extras`' values, which
+// `keep` holds.
+std::vector<std::string_view> read_extras(nb::handle extras, std::size_t blocks, nb::list& keep) {
+  std::vector<std::string_view> out;
+  if (extras.is_none()) return out;
+  out.resize(blocks);
+  for (nb::handle item : extras.attr("items")()) {
+    std::int64_t index = 0;
+    if (!nb::try_cast(nb::handle(item[0]), index) || !nb::isinstance<nb::bytes>(item[1])) {
+      throw nb::type_error("extras does not map int to bytes");
+    }
+    const auto value = nb::borrow<nb::bytes>(item[1]);
+    if (index < 0 || static_cast<std::size_t>(index) >= blocks) continue;
+    keep.append(value);
+    out[static_cast<std::size_t>(index)] = std::string_view(value.c_str(), value.size());
+  }
+  return out;
+}
+
+void hash_chain(const u8* seed, const std::uint32_t* tokens, std::size_t blocks,
+                std::size_t block_tokens, const std::vector<std::string_view>& extras, u8* keys) {
+  std::vector<u8> message;
+  const u8* previous = seed;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::string_view extra = extras.empty() ? std::string_view() : extras[i];
+    const std::size_t token_bytes = block_tokens * 4;
+    message.resize(kKeyBytes + token_bytes + extra.size());
+    std::memcpy(message.data(), previous, kKeyBytes);
+    std::memcpy(message.data() + kKeyBytes, tokens + i * block_tokens, token_bytes);
+    if (!extra.empty()) {
+      std::memcpy(message.data() + kKeyBytes + token_bytes, extra.data(), extra.size());
+    }
+    u8* key = keys + i * kKeyBytes;
+    kvist::blake3::digest(message.data(), message.size(), key);
+    previous = key;
+  }
+}
+
+nb::list chain_keys(nb::bytes seed, nb::handle tokens, std::int64_t block_tokens,
+                    nb::handle extras) {
+  if (seed.size() != kKeyBytes) throw nb::value_error("seed is not 32 bytes");
+  if (block_tokens < 1) throw nb::value_error("block_tokens is below 1");
+  const auto width = static_cast<std::size_t>(block_tokens);
+
+  TokenArray array;
+  std::vector<std::uint32_t> list;
+  const std::uint32_t* values = nullptr;
+  std::size_t blocks = 0;
+  if (nb::try_cast<TokenArray>(tokens, array, false)) {
+    blocks = array.shape(0) / width;
+    values = array.data();
+  } else {
+    const nb::object fast = nb::steal(PySequence_Fast(tokens.ptr(), "tokens is not a sequence"));
+    if (!fast.is_valid()) throw nb::python_error();
+    blocks = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast.ptr())) / width;
+    list = read_tokens(PySequence_Fast_ITEMS(fast.ptr()), blocks * width);
+    values = list.data();
+  }
+  nb::list keep;
+  const auto extra = read_extras(extras, blocks, keep);
+  std::vector<u8> keys(blocks * kKeyBytes);
+  {
+    nb::gil_scoped_release unlocked;
+    hash_chain(reinterpret_cast<const u8*>(seed.c_str()), values, blocks, width, extra,
+               keys.data());
+  }
+  nb::list out;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    out.append(nb::bytes(keys.data() + i * kKeyBytes, kKeyBytes));
+  }
+  return out;
+}
+
+template <typename T, std::size_t Dims>
+using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+// Validity inside the map is PageMap's promise; what memory safety rests on is checked again.
+void move_pages(nb::handle direction, Array<std::uint64_t, 1> slots, Array<std::int64_t, 2> pages,
+                nb::handle page_map, std::int64_t threads) {
+  const auto layers = nb::cast<Array<std::uint64_t, 1>>(page_map.attr("layers"), false);
+  const auto tables = nb::cast<Array<std::uint32_t, 2>>(page_map.attr("tables"), false);
+  const auto offsets = nb::cast<Array<std::int64_t, 2>>(page_map.attr("head_offsets"), false);
+  const auto size = [&](const char* name) {
+    const auto value = nb::cast<std::int64_t>(page_map.attr(name));
+    if (value < 0) throw nb::value_error("a size in the page map is negative");
+    return static_cast<std::size_t>(value);
+  };
+  kvist::pages::Map map{
+      layers.data(), layers.shape(0), nb::cast<std::int64_t>(page_map.attr("page_stride_bytes")),
+      tables.data(), tables.shape(0), tables.shape(1), offsets.data(), offsets.shape(1),
+      size("unit_bytes"), size("block_heads"), size("first_head")};
+  if (offsets.shape(0) != map.kinds || map.units == 0 || map.unit_bytes == 0 ||
+      map.first_head + map.heads > map.block_heads) {
+    throw nb::value_error("the page map contradicts itself");
+  }
+  if (threads < 1) throw nb::value_error("threads is below 1");
+  if (pages.shape(0) != slots.shape(0)) throw nb::value_error("slots and pages differ in length");
+  const std::int64_t* ids = pages.data();
+  if (std::any_of(ids, ids + pages.size(), [](std::int64_t id) { return id < -1; })) {
+    throw nb::value_error("a page id is below -1");
+  }
+  const std::string_view way = nb::cast<const char*>(direction.attr("value"));
+  if (way != "gather" && way != "scatter") throw nb::value_error("no such direction");
+  const kvist::pages::Job job{way == "gather", slots.data(), ids, slots.shape(0), pages.shape(1)};
+  nb::gil_scoped_release unlocked;
+  kvist::pages::move(map, job, static_cast<std::size_t>(std::min(threads, kMaxThreads)));
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.def("digest", &digest, nb::arg("data"));
+  m.def("checksum", &checksum, nb::arg("data"));
+  m.def("checksum_variants", &checksum_variants, nb::arg("data"));
+  m.def("copy_checksum", &copy_checksum, nb::arg("dst"), nb::arg("src"));
+  m.def("chain_keys", &chain_keys, nb::arg("seed"), nb::arg("tokens"), nb::arg("block_tokens"),
+        nb::arg("extras").none() = nb::none());
+  m.def("move_pages", &move_pages, nb::arg("direction"), nb::arg("slots").noconvert(),
+        nb::arg("pages").noconvert(), nb::arg("page_map"), nb::arg("threads") = 1);
+}

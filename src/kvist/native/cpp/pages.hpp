@@ -1,0 +1,142 @@
+// Moves KV between engine pages and canonical blocks: a table of byte offsets per kind says where
+// each unit of a head's page lies in the engine's layout.
+//
+// Runs of units that lie side by side in the engine are found first and moved as one longer unit:
+// a table that is the identity becomes one memcpy a head. Work is shared out by (block, layer).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace kvist::pages {
+
+using u8 = std::uint8_t;
+
+// The map as the caller gives it; arrays are borrowed. See kvist/native/pagemap.py.
+struct Map {
+  const std::uint64_t* layers;
+  std::size_t layer_count;
+  std::int64_t page_stride_bytes;
+  const std::uint32_t* tables;  // (kinds, units)
+  std::size_t kinds, units;
+  const std::int64_t* head_offsets;  // (kinds, heads)
+  std::size_t heads;
+  std::size_t unit_bytes, block_heads, first_head;
+};
+
+struct Job {
+  bool gather;
+  const std::uint64_t* slots;  // (blocks,)
+  const std::int64_t* pages;   // (blocks, columns)
+  std::size_t blocks, columns;
+};
+
+// Tables after runs were joined: `units` longer units of `unit_bytes` a region.
+struct Joined {
+  std::vector<std::uint32_t> tables;
+  std::size_t units, unit_bytes;
+};
+
+inline Joined join_runs(const Map& map) {
+  std::size_t run = map.units;
+  for (std::size_t k = 0; k < map.kinds && run > 1; ++k) {
+    const std::uint32_t* table = map.tables + k * map.units;
+    for (std::size_t u = 1; u < map.units && run > 1; ++u) {
+      const std::uint64_t next = static_cast<std::uint64_t>(table[u - 1]) + map.unit_bytes;
+      if (table[u] != next) run = std::gcd(run, u);
+    }
+  }
+  Joined joined{{}, map.units / run, map.unit_bytes * run};
+  joined.tables.reserve(map.kinds * joined.units);
+  for (std::size_t i = 0; i < map.kinds * map.units; i += run) {
+    joined.tables.push_back(map.tables[i]);
+  }
+  return joined;
+}
+
+// One head of one page, units of a size the compiler knows.
+template <std::size_t Bytes>
+void move_fixed(bool gather, u8* canonical, u8* engine, const std::uint32_t* table,
+                std::size_t units) {
+  if (gather) {
+    for (std::size_t u = 0; u < units; ++u) {
+      std::memcpy(canonical + u * Bytes, engine + table[u], Bytes);
+    }
+  } else {
+    for (std::size_t u = 0; u < units; ++u) {
+      std::memcpy(engine + table[u], canonical + u * Bytes, Bytes);
+    }
+  }
+}
+
+inline void move_sized(bool gather, u8* canonical, u8* engine, const std::uint32_t* table,
+                       std::size_t units, std::size_t bytes) {
+  for (std::size_t u = 0; u < units; ++u, canonical += bytes) {
+    u8* there = engine + table[u];
+    std::memcpy(gather ? canonical : there, gather ? there : canonical, bytes);
+  }
+}
+
+inline void move_region(bool gather, u8* canonical, u8* engine, const std::uint32_t* table,
+                        std::size_t units, std::size_t bytes) {
+  switch (bytes) {
+    case 1: return move_fixed<1>(gather, canonical, engine, table, units);
+    case 2: return move_fixed<2>(gather, canonical, engine, table, units);
+    case 4: return move_fixed<4>(gather, canonical, engine, table, units);
+    case 8: return move_fixed<8>(gather, canonical, engine, table, units);
+    case 16: return move_fixed<16>(gather, canonical, engine, table, units);
+    case 32: return move_fixed<32>(gather, canonical, engine, table, units);
+    case 64: return move_fixed<64>(gather, canonical, engine, table, units);
+    default: return move_sized(gather, canonical, engine, table, units, bytes);
+  }
+}
+
+inline void move_layer(const Map& map, const Joined& joined, const Job& job, std::size_t block,
+                       std::size_t layer) {
+  const std::size_t region = joined.units * joined.unit_bytes;
+  u8* const slot = reinterpret_cast<u8*>(job.slots[block]);
+  u8* const base = reinterpret_cast<u8*>(map.layers[layer]);
+  const std::int64_t* pages = job.pages + block * job.columns;
+  for (std::size_t k = 0; k < map.kinds; ++k) {
+    const std::uint32_t* table = joined.tables.data() + k * joined.units;
+    for (std::size_t j = 0; j < job.columns; ++j) {
+      if (pages[j] < 0) continue;
+      u8* const page = base + pages[j] * map.page_stride_bytes;
+      for (std::size_t h = 0; h < map.heads; ++h) {
+        const std::size_t row = (layer * map.kinds + k) * map.block_heads + map.first_head + h;
+        u8* const canonical = slot + (row * job.columns + j) * region;
+        u8* const engine = page + map.head_offsets[k * map.heads + h];
+        move_region(job.gather, canonical, engine, table, joined.units, joined.unit_bytes);
+      }
+    }
+  }
+}
+
+inline void move(const Map& map, const Job& job, std::size_t threads) {
+  const std::size_t items = job.blocks * map.layer_count;
+  if (items == 0 || job.columns == 0) return;
+  const Joined joined = join_runs(map);
+  std::atomic<std::size_t> next{0};
+  auto work = [&] {
+    for (std::size_t i = next++; i < items; i = next++) {
+      move_layer(map, joined, job, i / map.layer_count, i % map.layer_count);
+    }
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(threads);
+  try {
+    while (helpers.size() + 1 < threads && helpers.size() + 1 < items) helpers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // The machine has no thread left: those that run, and this one, do all the work.
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+}  // namespace kvist::pages

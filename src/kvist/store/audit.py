@@ -1,0 +1,70 @@
+"""Proof that nothing leaks: what must hold whenever the store's lock is free."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvist.core.errors import StoreError
+from kvist.store.desk import Desk
+from kvist.store.entry import Idle, State
+
+
+def check(desk: Desk) -> None:
+    """Checks slots, references, order and queues; caller holds the lock.
+
+    Raises:
+        StoreError: names the first rule that is broken.
+    """
+    _check_slots(desk)
+    _check_references(desk)
+    _check_order(desk)
+    _check_queues(desk)
+
+
+def _demand(holds: bool, rule: str) -> None:  # noqa: FBT001 - an assertion's condition
+    if not holds:
+        raise StoreError(f"integrity: {rule}")
+
+
+def _check_slots(desk: Desk) -> None:
+    table, arena = desk.table, desk.table.arena
+    owners = Counter(e.slot for e in (*table.entries.values(), *table.detached))
+    used = {slot for slot in range(arena.capacity_slots) if arena.used(slot)}
+    _demand(max(owners.values(), default=1) == 1, "a slot has two owners")
+    _demand(used == set(owners), "a slot is taken but unowned, or owned but free")
+    _demand(arena.free_slots == arena.capacity_slots - len(used), "the free list is off")
+
+
+def _check_references(desk: Desk) -> None:
+    table = desk.table
+    held = Counter(e for lease in desk.leases for e in lease.held() if e.state is not State.FAILED)
+    for entry in (*table.entries.values(), *table.detached):
+        _demand(entry.refs == held.pop(entry, 0), "an entry's references are not its leases")
+        _demand(entry.state is not State.FAILED, "a failed entry is in the table")
+    _demand(not held, "a lease holds an entry that the store has lost")
+    for key, entry in table.entries.items():
+        _demand(entry.key == key and not entry.detached, "an entry stands under another key")
+        _demand(entry.state is not State.WRITING or entry.refs == 1, "a write has no one lease")
+    for entry in table.detached:
+        _demand(entry.detached and (entry.refs > 0 or entry.busy), "a cleared entry is not held")
+
+
+def _check_order(desk: Desk) -> None:
+    table = desk.table
+    resident = sorted(e.key for e in table.entries.values() if e.resident)
+    _demand(len(table.policy) == len(resident), "the policy counts other keys than are resident")
+    _demand(sorted(table.policy.victims()) == resident, "the policy orders other keys")
+
+
+def _check_queues(desk: Desk) -> None:
+    table = desk.table
+    entries = table.entries.values()
+    idle = Counter(e.idle for e in entries)
+    for kind in (Idle.CLEAN, Idle.DIRTY):
+        _demand(table.idle[kind] == idle[kind], "the count of evictable entries is off")
+    dirty = {e for e in entries if e.state is State.DIRTY}
+    _demand(set(table.dirty) == dirty, "the write queue is not the dirty entries")
+    for entry in (*entries, *table.detached):
+        if entry.state is State.LOADING:
+            _demand(entry.busy != (entry in desk.loads), "a load is neither queued nor under way")
+            _demand(entry.busy or entry.refs > 0, "a load is queued that nobody wants")

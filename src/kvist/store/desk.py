@@ -1,0 +1,54 @@
+"""What the parts of a store share: its lock, its table and the leases that are out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, RLock
+from typing import Protocol
+
+from kvist.store.entry import Entry, State
+from kvist.store.outbox import Outbox
+from kvist.store.table import BlockTable
+
+WAKE_S = 0.5  # every wait looks again this often: a lost wake-up or a test's clock cannot hang it
+
+
+class Holder(Protocol):
+    """A lease, as the integrity check sees it."""
+
+    def held(self) -> list[Entry]:
+        """Entries that the lease counts a reference for."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """One lock guards everything; three conditions on it say what changed.
+
+    `changed`: a load or a write-back ended. `load_work`, `write_work`: there is something to do.
+    """
+
+    table: BlockTable
+    outbox: Outbox
+    clock: Callable[[], float]
+    lock: RLock = field(default_factory=RLock)
+    changed: Condition = field(init=False)
+    load_work: Condition = field(init=False)
+    write_work: Condition = field(init=False)
+    leases: set[Holder] = field(default_factory=set)
+    loads: OrderedDict[Entry, None] = field(default_factory=OrderedDict)  # queued, in order
+
+    def __post_init__(self) -> None:
+        self.changed = Condition(self.lock)
+        self.load_work = Condition(self.lock)
+        self.write_work = Condition(self.lock)
+
+    def let_go(self, entry: Entry) -> None:
+        """Drops one lease's reference; a load that nobody waits for and has not begun is off."""
+        self.table.unref(entry)
+        if entry.state is State.LOADING and entry.refs == 0 and not entry.busy:
+            del self.loads[entry]
+            self.table.fail(entry)
+            self.table.counters.load_cancelled += 1

@@ -1,0 +1,145 @@
+"""The tier below, seen with suspicion: two breakers and a watch on calls that do not return.
+
+Reads and writes are judged apart: a full medium is still good to read. A call that has been under
+way for `stuck_s` makes its side count as absent until it returns, whatever the breaker says, so a
+hung medium costs one deadline and then nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from threading import Thread
+from typing import Protocol, runtime_checkable
+
+from kvist.core.errors import KvistError, TierFullError
+from kvist.core.keys import Key
+from kvist.core.outcome import Tier
+from kvist.store.breaker import Breaker
+from kvist.tiers.protocol import LowerTier
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Clearable(Protocol):
+    """A tier that can forget everything, also blocks that this process never saw."""
+
+    def clear(self) -> None:
+        """Forgets every block for good."""
+        ...
+
+
+class LowerLink:
+    """State about one lower tier. Called under the store's lock, but `forget`, `close_tier`."""
+
+    def __init__(
+        self,
+        tier: LowerTier,
+        name: Tier,
+        *,
+        read: Breaker,
+        write: Breaker,
+        io_threads: int,
+        stuck_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.tier = tier
+        self.name = name
+        self.read = read
+        self.write = write
+        self._io_threads = io_threads
+        self._stuck_s = stuck_s
+        self._clock = clock
+        self._reads: dict[int, float] = {}  # ticket → when the call began
+        self._put_began: float | None = None
+        self._tickets = 0
+        self._writer_lost = False
+
+    def readable(self) -> bool:
+        """Whether the tier counts as present for reading now."""
+        return self.read.peek() and not self.reads_stalled()
+
+    def writable(self) -> bool:
+        """Whether blocks can be expected to get down there soon."""
+        return self.write.peek() and not self._writer_lost and not self._is_stuck(self._put_began)
+
+    def reads_stalled(self) -> bool:
+        """Whether every io thread is dead or sits in a call that does not return."""
+        stuck = sum(self._is_stuck(began) for began in self._reads.values())
+        return stuck >= self._io_threads
+
+    def begin_read(self) -> int | None:
+        """A ticket for one read, or `None` when the breaker is open."""
+        if not self.read.acquire():
+            return None
+        self._tickets += 1
+        self._reads[self._tickets] = self._clock()
+        return self._tickets
+
+    def end_read(self, ticket: int, error: Exception | None) -> None:
+        """Reports how a read ended; one that took too long is a failure too."""
+        slow = self._is_stuck(self._reads.pop(ticket))
+        if error is None and not slow:
+            self.read.succeed()
+            return
+        self.read.fail()
+        _log.warning("%s: read failed: %s", self.name.value, error or "too slow")
+
+    def begin_put(self) -> bool:
+        """Whether a put may begin now."""
+        if not self.write.acquire():
+            return False
+        self._put_began = self._clock()
+        return True
+
+    def end_put(self, error: Exception | None) -> None:
+        """Reports how a put ended."""
+        slow = self._is_stuck(self._put_began)
+        self._put_began = None
+        if isinstance(error, TierFullError):
+            self.write.trip()
+        elif error is not None or slow:
+            self.write.fail()
+        else:
+            self.write.succeed()
+            return
+        _log.warning("%s: write failed: %s", self.name.value, error or "too slow")
+
+    def lose_reader(self) -> None:
+        """An io thread dies of an error that the tier may not raise."""
+        self._io_threads -= 1
+
+    def lose_writer(self) -> None:
+        """The writer thread dies of an error that the tier may not raise."""
+        self._writer_lost = True
+
+    def close_tier(self, timeout_s: float) -> None:
+        """Closes the tier; one that does not come back in time is left to its own recovery.
+
+        Raises:
+            TierError: the tier failed to close.
+        """
+        errors: list[KvistError | OSError] = []
+
+        def close() -> None:
+            try:
+                self.tier.close()
+            except (KvistError, OSError) as error:
+                errors.append(error)
+
+        closer = Thread(target=close, name="kvist-close", daemon=True)
+        closer.start()
+        closer.join(timeout_s)
+        for error in errors:
+            raise error
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Removes blocks that were cleared while they were on their way down; best effort."""
+        try:
+            self.tier.remove(keys)
+        except (KvistError, OSError) as error:
+            _log.warning("%s: remove failed: %s", self.name.value, error)
+
+    def _is_stuck(self, began: float | None) -> bool:
+        return began is not None and self._clock() - began >= self._stuck_s

@@ -1,0 +1,98 @@
+"""Demotion by write-through: one daemon thread writes DIRTY blocks below, in commit order.
+
+A batch stays in the dirty queue while it is under way; its entries are `busy`, so their slots
+cannot be taken. What fails stays dirty and is tried again when the breaker lets it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from threading import Thread
+
+from kvist.core.errors import KvistError
+from kvist.core.events import Stored
+from kvist.core.keys import Key
+from kvist.store.desk import WAKE_S, Desk
+from kvist.store.entry import Entry
+from kvist.store.link import LowerLink
+from kvist.tiers.protocol import Payload
+
+BATCH_BLOCKS = 8
+BATCH_BYTES = 64 << 20
+
+
+class WriteBack:
+    """The writer thread."""
+
+    def __init__(self, desk: Desk, link: LowerLink) -> None:
+        self._desk = desk
+        self._link = link
+        self._stopping = False
+        fitting = BATCH_BYTES // desk.table.raw_bytes
+        self._batch_blocks = max(1, min(BATCH_BLOCKS, fitting))
+        self.thread = Thread(target=self._serve, name="kvist-write", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Tells the thread to end after its batch; caller holds the lock."""
+        self._stopping = True
+        self._desk.write_work.notify_all()
+
+    def _serve(self) -> None:
+        desk = self._desk
+        while True:
+            with desk.write_work:
+                batch = self._next_batch()
+                if batch is None:
+                    return
+                payloads = [Payload(e.key, e.parent, desk.table.view(e)) for e in batch]
+            self._put(batch, payloads)
+            del payloads
+            desk.outbox.drain()
+
+    def _next_batch(self) -> list[Entry] | None:
+        """Waits for work; `None` when the thread is to end."""
+        desk = self._desk
+        while not self._stopping:
+            if desk.table.dirty and self._link.begin_put():
+                batch = list(islice(desk.table.dirty, self._batch_blocks))
+                for entry in batch:
+                    entry.busy = True
+                    desk.table.settle(entry)
+                return batch
+            desk.write_work.wait(min(WAKE_S, self._link.write.wait_s() or WAKE_S))
+        return None
+
+    def _put(self, batch: list[Entry], payloads: list[Payload]) -> None:
+        failure: Exception | None = None
+        returned = False
+        try:
+            self._link.tier.put(payloads)
+            returned = True
+        except (KvistError, OSError) as error:
+            failure, returned = error, True
+        finally:
+            with self._desk.lock:
+                if not returned:
+                    failure = RuntimeError("the tier raised an error that it may not raise")
+                    self._link.lose_writer()
+                self._link.end_put(failure)
+                cleared = [key for e in batch if (key := self._settle(e, failure)) is not None]
+                self._desk.changed.notify_all()
+        if cleared:
+            self._link.forget(cleared)
+
+    def _settle(self, entry: Entry, failure: Exception | None) -> Key | None:
+        """Ends one block's write; returns its key if it was cleared meanwhile."""
+        table = self._desk.table
+        entry.busy = False
+        detached = entry.detached
+        if failure is None or self._link.tier.contains(entry.key):
+            table.counters.flushed += 1
+            if not detached:
+                table.outbox.put(Stored((entry.key,), entry.parent, self._link.name))
+            table.cleaned(entry)
+        else:
+            table.counters.flush_failed += 1
+            table.settle(entry)
+        return entry.key if detached else None

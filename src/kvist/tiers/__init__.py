@@ -1,0 +1,1 @@
+"""Bounded pools of blocks, one package or file for each medium."""

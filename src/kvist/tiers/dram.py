@@ -1,0 +1,193 @@
+"""The DRAM arena: one shared mapping of fixed-size slots that other processes can map too.
+
+The memory is a memfd: anonymous, mode 0600 by nature (only this user's processes reach it, through
+`/proc/<pid>/fd/<fd>`), gone with the last process that maps it. It is sized to full capacity at
+once, so the address never changes, but it is sparse: pages are given out on first touch, and freed
+slots are handed out again first, so an arena is only as large as it has ever been full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from typing import Self
+
+import msgspec
+
+from kvist.core.errors import ClosedError, StoreError
+
+PAGE_BYTES = 4096
+
+
+class ArenaLocator(msgspec.Struct, frozen=True):
+    """Where another process of this user finds an arena."""
+
+    pid: int
+    fd: int
+    size_bytes: int
+    slot_bytes: int
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{self.pid}/fd/{self.fd}"
+
+
+class ArenaMap:
+    """A mapping of an arena: bytes by slot, no allocation.
+
+    Views stay valid after `close`: the descriptor goes at once, the pages when the last view dies.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, *, slot_bytes: int) -> None:
+        """Maps `size_bytes` of `fd` and owns the descriptor from here on."""
+        self._fd = fd
+        self.size_bytes = size_bytes
+        self.slot_bytes = slot_bytes
+        try:
+            self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+        except (OSError, ValueError):
+            os.close(fd)
+            raise
+        self._bytes = memoryview(self._map)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 once closed."""
+        return self._fd
+
+    @property
+    def address(self) -> int:
+        """Where the mapping begins in this process.
+
+        Raises:
+            ClosedError: the mapping was closed.
+        """
+        if self._map is None:
+            raise ClosedError("the arena was closed")
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def offset(self, slot: int) -> int:
+        """Byte offset of `slot` from the beginning of the mapping."""
+        return slot * self.slot_bytes
+
+    def view(self, slot: int) -> memoryview:
+        """The `slot_bytes` bytes of `slot`, writable.
+
+        Raises:
+            ClosedError: the mapping was closed.
+            IndexError: there is no such slot.
+        """
+        if self._map is None:
+            raise ClosedError("the arena was closed")
+        start = slot * self.slot_bytes
+        if slot < 0 or start + self.slot_bytes > self.size_bytes:
+            raise IndexError(f"slot {slot} is not in an arena of {self.size_bytes} bytes")
+        return self._bytes[start : start + self.slot_bytes]
+
+    def close(self) -> None:
+        """Closes the descriptor and unmaps, now or when the last view dies. Idempotent."""
+        if self._map is None:
+            return
+        mapping, self._map = self._map, None
+        self._bytes.release()
+        with contextlib.suppress(BufferError):  # views are alive: it dies with the last of them
+            mapping.close()
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Arena(ArenaMap):
+    """The owner's arena: the mapping and its free list.
+
+    Not thread-safe: the store's lock guards it. Freed slots are taken again last in, first out:
+    their pages exist and may be in a CPU cache.
+    """
+
+    def __init__(self, capacity_bytes: int, *, slot_bytes: int) -> None:
+        """Reserves `capacity_bytes // slot_bytes` slots; `slot_bytes` is rounded up to pages.
+
+        Raises:
+            ValueError: a size is not positive or no slot fits.
+            OSError: the kernel refuses the memory.
+        """
+        if slot_bytes < 1:
+            raise ValueError(f"slot_bytes must be positive, not {slot_bytes}")
+        slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
+        self.capacity_slots = capacity_bytes // slot_bytes
+        if self.capacity_slots < 1:
+            raise ValueError(f"no slot of {slot_bytes} bytes fits in {capacity_bytes} bytes")
+        size_bytes = self.capacity_slots * slot_bytes
+        fd = os.memfd_create("kvist-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        super().__init__(fd, size_bytes, slot_bytes=slot_bytes)
+        self._advise_huge_pages()
+        self._warm: list[int] = []
+        self._fresh = 0  # slots from here on were never used
+        self._used = bytearray(self.capacity_slots)
+
+    @staticmethod
+    def attach(source: str | int, size_bytes: int, *, slot_bytes: int = PAGE_BYTES) -> ArenaMap:
+        """Maps another process's arena, by path (`ArenaLocator.path`) or inherited descriptor.
+
+        Raises:
+            OSError: the owner is gone or is another user.
+            ValueError: the arena is smaller than `size_bytes`.
+        """
+        fd = (
+            os.open(source, os.O_RDWR | os.O_CLOEXEC) if isinstance(source, str) else os.dup(source)
+        )
+        return ArenaMap(fd, size_bytes, slot_bytes=slot_bytes)
+
+    def locator(self) -> ArenaLocator:
+        """What another process needs to attach."""
+        return ArenaLocator(os.getpid(), self.fd, self.size_bytes, self.slot_bytes)
+
+    @property
+    def free_slots(self) -> int:
+        return self.capacity_slots - self._fresh + len(self._warm)
+
+    def alloc(self) -> int | None:
+        """A slot for the caller to own, or `None` when all are taken."""
+        if self._warm:
+            slot = self._warm.pop()
+        elif self._fresh < self.capacity_slots:
+            slot = self._fresh
+            self._fresh += 1
+        else:
+            return None
+        self._used[slot] = 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Gives `slot` back.
+
+        Raises:
+            StoreError: it was free already.
+        """
+        if not (0 <= slot < self.capacity_slots and self._used[slot]):
+            raise StoreError(f"slot {slot} is not allocated")
+        self._used[slot] = 0
+        self._warm.append(slot)
+
+    def used(self, slot: int) -> bool:
+        """Whether `slot` has an owner."""
+        return bool(self._used[slot])
+
+    def _advise_huge_pages(self) -> None:
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)
+        if advice is None or self._map is None:
+            return
+        with contextlib.suppress(OSError):  # no huge pages for shared memory: it works as well
+            self._map.madvise(advice)

@@ -1,0 +1,53 @@
+"""A small store over a tier that fails on demand, checked for leaks after every test."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvist.policy import LeafLru
+from kvist.store import Breaker, TieredStore
+from kvist.testing.store_suite import RAW_BYTES, DictTier
+from kvist.tiers.dram import PAGE_BYTES, Arena
+
+MakeStore = Callable[..., TieredStore]
+
+
+def fast_breaker() -> Breaker:
+    return Breaker(
+        clock=time.monotonic, random=lambda: 0.5, threshold=3, probe_s=0.01, probe_max_s=0.05
+    )
+
+
+@pytest.fixture
+def tier() -> Iterator[DictTier]:
+    tier = DictTier()
+    yield tier
+    tier.open.set()
+
+
+@pytest.fixture
+def make_store(tier: DictTier) -> Iterator[MakeStore]:
+    """Makes stores of `blocks` slots; by default over `tier` with a fast breaker."""
+    made: list[TieredStore] = []
+
+    def make(blocks: int = 8, **options: Any) -> TieredStore:
+        arena = Arena(blocks * PAGE_BYTES, slot_bytes=RAW_BYTES)
+        lower = options.pop("lower", tier)
+        options.setdefault("breaker", fast_breaker)
+        store = TieredStore(arena, LeafLru(), lower, raw_bytes=RAW_BYTES, **options)
+        made.append(store)
+        return store
+
+    before = set(threading.enumerate())
+    yield make
+    for store in made:
+        store.check_integrity()
+        tier.open.set()
+        store.close()
+    left = [t for t in threading.enumerate() if t not in before]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left)

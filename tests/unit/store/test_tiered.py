@@ -1,0 +1,474 @@
+"""Between DRAM and the tier below: loads, write-through, eviction, events, closing."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvist.core.errors import ClosedError, NoSpaceError, StoreError, TierError
+from kvist.core.events import Cleared, KvEvent, Removed, Stored
+from kvist.core.outcome import BlockRef, Match, Outcome, Tier
+from kvist.policy import Lru
+from kvist.store import NullStore, TieredStore
+from kvist.store.entry import State
+from kvist.testing.store_suite import RAW_BYTES, WAIT_S, DictTier, content, key, put, ref
+from kvist.tiers.dram import PAGE_BYTES, Arena
+
+MakeStore = Callable[..., TieredStore]
+
+
+def below(tier: DictTier, *numbers: int) -> None:
+    """Puts blocks straight into the tier."""
+    for n in numbers:
+        tier.blocks[key(n)] = content(key(n))
+
+
+def test_commits_go_below_in_order_and_in_batches(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store(blocks=24)
+    put(store, range(20))
+    assert store.flush(WAIT_S)
+    assert [k for batch in tier.puts for k in batch] == [key(n) for n in range(20)]
+    assert all(len(batch) <= 8 for batch in tier.puts)
+    assert store.stats().dirty_blocks == 0
+    assert store.stats().flushed == 20
+
+
+def test_match_says_where_each_block_is(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store()
+    put(store, [0, 1])
+    below(tier, 2)
+    assert store.match([key(n) for n in range(4)]) == Match((Tier.DRAM, Tier.DRAM, Tier.SSD))
+
+
+def test_blocks_below_need_no_write(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store()
+    below(tier, 0)
+    with store.write([ref(0), ref(1)]) as lease:
+        assert [lease.present(0), lease.present(1)] == [True, False]
+    assert store.stats().write_present == 1
+
+
+def test_two_readers_share_one_load(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store()
+    below(tier, 0)
+    tier.open.clear()
+    with (
+        store.read([key(0)], deadline_s=WAIT_S) as first,
+        store.read([key(0), key(0)], deadline_s=WAIT_S) as second,
+    ):
+        assert tier.hanging.acquire(timeout=WAIT_S)
+        assert first.outcome(0) is Outcome.PENDING
+        assert not second.ready()
+        assert second.hits() == 0
+        tier.open.set()
+        assert first.wait(0) is second.wait(0) is second.wait(1) is Outcome.HIT
+        assert second.ready()
+    assert tier.reads == [key(0)]
+    assert store.stats().read_joined == 2
+
+
+def test_a_reader_that_leaves_does_not_cancel_another(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store(io_threads=1)
+    below(tier, 0, 1)
+    tier.open.clear()
+    first = store.read([key(0), key(1)], deadline_s=WAIT_S)
+    second = store.read([key(1)], deadline_s=WAIT_S)
+    assert tier.hanging.acquire(timeout=WAIT_S)
+    first.release()
+    tier.open.set()
+    with second:
+        assert second.wait(0) is Outcome.HIT
+        assert bytes(second.buffer(0)) == content(key(1))
+
+
+def test_release_cancels_queued_loads(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store(io_threads=1)
+    below(tier, *range(4))
+    tier.open.clear()
+    with store.read([key(n) for n in range(4)], deadline_s=WAIT_S):
+        assert tier.hanging.acquire(timeout=WAIT_S)
+    assert store.stats().load_cancelled == 3
+    assert store.stats().loading_blocks == 1
+    assert store.room_blocks() == 7
+    store.check_integrity()
+    tier.open.set()
+    assert store.read([key(0)], deadline_s=WAIT_S).wait(0) is Outcome.HIT
+    assert tier.reads == [key(0)]
+
+
+def test_after_the_deadline_a_load_is_a_miss_here_and_a_gain_later(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store(io_threads=1)
+    below(tier, 0, 1)
+    tier.open.clear()
+    with store.read([key(0), key(1)], deadline_s=0.05) as lease:
+        assert tier.hanging.acquire(timeout=WAIT_S)
+        assert lease.wait(0) is Outcome.MISS
+        assert lease.outcome(1) is Outcome.MISS
+        assert lease.ready()
+        store.check_integrity()
+        with store.read([key(0)], deadline_s=WAIT_S) as patient:
+            tier.open.set()
+            assert patient.wait(0) is Outcome.HIT
+        assert lease.outcome(0) is Outcome.MISS
+        assert lease.hits() == 0
+    assert store.match([key(0)]).tiers == (Tier.DRAM,)
+    assert store.stats().late == 2
+
+
+@pytest.mark.parametrize("look", ["outcome", "ready"])
+def test_a_passed_deadline_is_seen_without_waiting(
+    make_store: MakeStore, tier: DictTier, look: str
+) -> None:
+    store = make_store()
+    below(tier, 0)
+    tier.open.clear()
+    with store.read([key(0)], deadline_s=0) as lease:
+        seen = lease.ready() if look == "ready" else lease.outcome(0) is Outcome.MISS
+        assert seen
+
+
+def test_a_block_that_the_tier_lost_is_a_miss_and_frees_its_slot(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    events: list[KvEvent] = []
+    store = make_store(events=events.append)
+    below(tier, 0)
+    tier.forgetful = True
+    with store.read([key(0)], deadline_s=WAIT_S) as lease:
+        assert lease.wait(0) is Outcome.MISS
+        assert store.room_blocks() == 8
+    assert store.stats().load_missed == 1
+    store.flush(WAIT_S)
+    store.close()
+    assert events == [Removed((key(0),), Tier.SSD)]
+
+
+def test_a_refused_read_reserves_and_holds_nothing(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store(blocks=4)
+    put(store, [0, 1])
+    assert store.flush(WAIT_S)
+    below(tier, *range(2, 6))
+    with pytest.raises(NoSpaceError):
+        store.read([key(n) for n in range(6)], deadline_s=WAIT_S)
+    store.check_integrity()
+    assert store.room_blocks() == 4
+    assert store.stats().no_space == 1
+    assert len(store.match([key(0), key(1)])) == 2
+
+
+def test_a_refused_read_gives_up_only_its_own_hold_on_a_load(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store(blocks=2)
+    below(tier, 0, 1, 2)
+    tier.open.clear()
+    with store.read([key(0)], deadline_s=WAIT_S) as first:
+        with pytest.raises(NoSpaceError):
+            store.read([key(n) for n in range(3)], deadline_s=WAIT_S)
+        tier.open.set()
+        assert first.wait(0) is Outcome.HIT
+
+
+def test_dirty_blocks_are_not_evicted_while_the_tier_is_healthy(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store(blocks=2)
+    tier.open.clear()
+    put(store, [0, 1])
+    assert tier.hanging.acquire(timeout=WAIT_S)
+    with pytest.raises(NoSpaceError):
+        store.write([ref(2)])
+    assert not store.flush(0.02)
+    tier.open.set()
+    assert store.flush(WAIT_S)
+    assert put(store, [2]) == [True]
+    assert store.stats().evicted == 1
+
+
+def test_pinned_blocks_stay_until_unpinned(make_store: MakeStore) -> None:
+    store = make_store(blocks=2, lower=None)
+    put(store, [0, 1])
+    assert store.pin([key(0), key(1), key(9)]) == 2
+    assert store.pin([key(0)]) == 0
+    assert store.evict([key(0)]) == 0
+    with pytest.raises(NoSpaceError):
+        store.write([ref(2)])
+    assert store.stats().pinned_blocks == 2
+    assert store.unpin([key(0)]) == 1
+    assert put(store, [2]) == [True]
+    assert len(store.match([key(1)])) == 1
+
+
+def test_evict_forgets_in_every_tier_but_spares_what_is_leased(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    events: list[KvEvent] = []
+    store = make_store(events=events.append)
+    put(store, [0, 1])
+    assert store.flush(WAIT_S)
+    below(tier, 2)
+    with store.read([key(1)], deadline_s=WAIT_S):
+        assert store.evict([key(0), key(0), key(1), key(2), key(3)]) == 2
+    assert [len(store.match([key(n)])) for n in range(3)] == [0, 1, 0]
+    assert set(tier.blocks) == {key(1)}
+    assert events[-2:] == [Removed((key(0),), Tier.DRAM), Removed((key(0), key(2)), Tier.SSD)]
+
+
+def test_clear_empties_every_tier_but_leases_keep_their_bytes(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    events: list[KvEvent] = []
+    store = make_store(events=events.append)
+    put(store, [0, 1])
+    store.pin([key(1)])
+    assert store.flush(WAIT_S)
+    with store.read([key(0)], deadline_s=WAIT_S) as lease:
+        store.clear()
+        assert len(store.match([key(0)])) == 0
+        assert not tier.blocks
+        assert bytes(lease.buffer(0)) == content(key(0))
+        store.check_integrity()
+        assert store.room_blocks() == 7
+    assert store.room_blocks() == 8
+    assert events[-1] == Cleared()
+
+
+def test_clear_uses_the_tiers_own_clear(make_store: MakeStore) -> None:
+    class Clearing(DictTier):
+        def clear(self) -> None:
+            self.blocks.clear()
+
+    tier = Clearing()
+    below(tier, 7)
+    store = make_store(lower=tier)
+    store.clear()
+    assert not tier.blocks
+
+
+def test_a_block_cleared_while_on_its_way_down_does_not_come_back(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store()
+    tier.open.clear()
+    put(store, [0])
+    assert tier.hanging.acquire(timeout=WAIT_S)
+    store.clear()
+    store.check_integrity()
+    assert store.room_blocks() == 7
+    tier.open.set()
+    put(store, [1])
+    assert store.flush(WAIT_S)
+    assert set(tier.blocks) == {key(1)}
+    assert store.room_blocks() == 8
+
+
+def test_a_load_cleared_under_way_still_serves_its_lease(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store(io_threads=1)
+    below(tier, 0, 1)
+    tier.open.clear()
+    with store.read([key(0), key(1)], deadline_s=WAIT_S) as lease:
+        assert tier.hanging.acquire(timeout=WAIT_S)
+        with store._lock:
+            store._table.detach_all()
+        store.check_integrity()
+        tier.open.set()
+        assert lease.wait(0) is Outcome.HIT
+        assert bytes(lease.buffer(0)) == content(key(0))
+    store.check_integrity()
+    assert store.stats().free_blocks == 8
+
+
+def test_a_queued_load_that_was_cleared_is_cancelled_once(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    """A queued load was detached by `clear`; the release of its lease freed its slot twice."""
+    store = make_store(io_threads=1)
+    below(tier, 0, 1)
+    tier.open.clear()
+    with store.read([key(0), key(1)], deadline_s=WAIT_S):
+        assert tier.hanging.acquire(timeout=WAIT_S)
+        store.clear()
+    store.check_integrity()
+    assert store.stats().free_blocks == 7
+    tier.open.set()
+
+
+def test_a_write_that_was_cleared_under_way_commits_unless_another_was_first(
+    make_store: MakeStore,
+) -> None:
+    store = make_store(lower=None)
+    with store.write([ref(0), ref(1)]) as lease:
+        store.clear()
+        store.check_integrity()
+        assert put(store, [0]) == [True]
+        lease.buffer(1)[:] = content(key(1))
+        assert [lease.commit(0), lease.commit(1)] == [False, True]
+        store.check_integrity()
+    with store.write([ref(2)]):
+        store.clear()
+    store.check_integrity()
+    assert store.stats().write_lost == 1
+    assert store.stats().abandoned == 1
+
+
+def test_a_committed_block_stays_readable_in_its_write_lease_but_not_writable(
+    make_store: MakeStore,
+) -> None:
+    store = make_store()
+    with store.write([ref(0)]) as lease:
+        lease.buffer(0)[:] = content(key(0))
+        lease.commit(0)
+        assert bytes(lease.buffer(0)) == content(key(0))
+        with pytest.raises(TypeError):
+            lease.buffer(0)[0] = 0
+        assert store.arena.offset(0) == lease.slot(0)
+        store.clear()
+
+
+def test_events_tell_each_arrival_and_departure_in_order(make_store: MakeStore) -> None:
+    events: list[KvEvent] = []
+    store = make_store(blocks=1, events=events.append)
+    put(store, [0])
+    assert store.flush(WAIT_S)
+    put(store, [1])
+    assert store.flush(WAIT_S)
+    store.close()
+    assert events == [
+        Stored((key(0),), None, Tier.DRAM),
+        Stored((key(0),), None, Tier.SSD),
+        Removed((key(0),), Tier.DRAM),
+        Stored((key(1),), key(0), Tier.DRAM),
+        Stored((key(1),), key(0), Tier.SSD),
+    ]
+
+
+def test_a_listener_may_call_the_store(make_store: MakeStore) -> None:
+    seen: list[int] = []
+    store = make_store(lower=None, events=lambda e: seen.append(len(store.match([key(0)]))))
+    put(store, [0])
+    store.evict([key(0)])
+    assert seen == [1, 0]
+
+
+def test_list_shows_resident_blocks_up_to_the_limit(make_store: MakeStore) -> None:
+    store = make_store(lower=None)
+    put(store, range(3))
+    with store.write([ref(9)]):
+        shown = store.list(2)
+    assert [(b.key, b.parent, b.state) for b in shown] == [
+        (key(0), None, State.CLEAN),
+        (key(1), key(0), State.CLEAN),
+    ]
+    assert len(store.list(100)) == 3
+
+
+def test_stats_count_by_outcome(make_store: MakeStore, tier: DictTier) -> None:
+    store = make_store()
+    below(tier, 1)
+    put(store, [0])
+    with store.read([key(n) for n in range(3)], deadline_s=WAIT_S) as lease, store.write([ref(5)]):
+        assert lease.wait(1) is Outcome.HIT
+        stats = store.stats()
+    assert (stats.read_dram, stats.read_lower, stats.read_absent, stats.loaded) == (1, 1, 1, 1)
+    assert (stats.capacity_blocks, stats.free_blocks, stats.dram_blocks) == (8, 5, 2)
+    assert (stats.writing_blocks, stats.leased_blocks, stats.leases) == (1, 3, 2)
+    assert stats.dram_bytes == 2 * store.raw_bytes
+    assert make_store(lower=None).stats().lower_read is None
+
+
+def test_a_closed_store_refuses_but_leases_can_be_released(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store()
+    lease = store.write([ref(0), ref(1)])
+    lease.commit(0)
+    store.close()
+    store.close()
+    assert tier.closed
+    assert set(tier.blocks) == {key(0)}
+    assert len(store.match([key(0)])) == 0
+    with pytest.raises(ClosedError):
+        store.read([key(0)], deadline_s=WAIT_S)
+    with pytest.raises(ClosedError):
+        store.write([ref(0)])
+    lease.release()
+
+
+def test_wrong_sizes_are_refused() -> None:
+    with Arena(PAGE_BYTES, slot_bytes=RAW_BYTES) as arena:
+        with pytest.raises(ValueError, match="slot"):
+            TieredStore(arena, Lru(), None, raw_bytes=PAGE_BYTES + 1)
+        with pytest.raises(ValueError, match="io_threads"):
+            TieredStore(arena, Lru(), None, raw_bytes=1, io_threads=0)
+
+
+def test_the_integrity_check_sees_a_leaked_slot_and_a_lost_reference() -> None:
+    with TieredStore(
+        Arena(2 * PAGE_BYTES, slot_bytes=RAW_BYTES), Lru(), None, raw_bytes=RAW_BYTES
+    ) as store:
+        slot = store.arena.alloc()
+        assert slot is not None
+        with pytest.raises(StoreError, match="unowned"):
+            store.check_integrity()
+        store.arena.free(slot)
+        with store.write([BlockRef(key(0), None)]) as lease:
+            lease.held()[0].refs += 1
+            with pytest.raises(StoreError, match="references"):
+                store.check_integrity()
+            lease.held()[0].refs -= 1
+        store.check_integrity()
+
+
+def test_a_tier_that_cannot_close_is_reported_after_everything_else_is_closed(
+    make_store: MakeStore,
+) -> None:
+    class Unclosable(DictTier):
+        def close(self) -> None:
+            raise TierError("close: broken")
+
+    store = make_store(lower=Unclosable())
+    with pytest.raises(TierError):
+        store.close()
+    assert store.arena.fd == -1
+
+
+def test_the_null_store_misses_and_refuses() -> None:
+    store = NullStore()
+    assert len(store.match([key(0)])) == 0
+    assert store.room_blocks() == 0
+    with store.read([key(0)], deadline_s=1) as lease:
+        assert (len(lease), lease.hits(), lease.ready()) == (1, 0, True)
+        assert lease.outcome(0) is lease.wait(0) is Outcome.MISS
+        for use in (lease.slot, lease.buffer, lease.commit):
+            with pytest.raises(StoreError):
+                use(0)
+        assert not lease.present(0)
+    assert len(store.write([])) == 0
+    with pytest.raises(NoSpaceError):
+        store.write([ref(0)])
+
+
+def test_a_long_match_takes_the_lock_once(make_store: MakeStore) -> None:
+    store = make_store()
+    taken = 0
+    lock = store._lock
+
+    class Counting:
+        def __enter__(self) -> None:
+            nonlocal taken
+            taken += 1
+            lock.acquire(timeout=WAIT_S)
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    put(store, [0])
+    store._lock = Counting()  # type: ignore[assignment]
+    assert len(store.match([key(0)] * 8192)) == 8192
+    store._lock = lock
+    assert taken == 1
