@@ -9,6 +9,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## make .venv with Kvist, an engine and the tools of development
+	@:
 
 $(STAMP): pyproject.toml $(wildcard CMakeLists.txt) $(NATIVE) scripts/setup.sh
 	@bash scripts/setup.sh

@@ -31,6 +31,8 @@ def smollm2(smollm2_folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    # On a busy machine, threads that wait for each other are far slower than one.
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(str(smollm2_folder), dtype=torch.float32)
     return model.eval()
 

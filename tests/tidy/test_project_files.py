@@ -14,7 +14,7 @@ from kvist.config import knobs
 from kvist.metrics import BY_NAME, METRICS, Kind
 
 TEXT = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".cpp", ".hpp", ".txt", ".cfg", ""}
-SKIPPED = {".venv", ".git", "build", "dist", "shared"}
+SKIPPED = {".venv", ".git", "build", "dist", "shared", ".coverage"}
 # A home, or a folder that exists on one machine only.
 PERSONAL = re.compile(r"/(?:home|Users)/[a-z]|(?<![\w.])/work/")
 

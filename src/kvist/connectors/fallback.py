@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 log = logging.getLogger("kvist.fallback")
 
@@ -24,13 +25,21 @@ class Fallback:
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
 
-    def guard(self, hook: str, call: Callable[[], T], default: T) -> T:
+    def guard(self, hook: str, call: Callable[[], T], *, default: D) -> T | D:
         """`call()`, or `default` if it raises anything but an interrupt."""
         try:
             return call()
         except Exception as error:
             self.record(hook, error)
             return default
+
+    def rescue(self, hook: str, call: Callable[[], None], instead: Callable[[], None]) -> None:
+        """`call()`; if it raises, `instead()`, which puts things right and must not raise."""
+        try:
+            call()
+        except Exception as error:
+            self.record(hook, error)
+            instead()
 
     def record(self, hook: str, error: Exception) -> None:
         """Counts `error`; logs it with its traceback the first time in this hook."""

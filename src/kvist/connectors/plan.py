@@ -111,7 +111,6 @@ class SaveCursor:
 
     next_block: int = 0
 
-
     def full_blocks(self, computed_tokens: int, known_tokens: int, block_tokens: int) -> range:
         """Blocks not yet offered whose tokens are all computed and known.
 

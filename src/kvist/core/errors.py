@@ -32,9 +32,7 @@ class ConfigError(KvistError, ValueError):
     `str()` is one line: the path of the knob, its origin, the fault, the remedy.
     """
 
-    def __init__(
-        self, message: str, *, path: str = "", origin: str = "", remedy: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, path: str = "", origin: str = "", remedy: str = "") -> None:
         self.path = path
         self.origin = origin
         self.remedy = remedy

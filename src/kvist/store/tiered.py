@@ -64,7 +64,7 @@ class TieredStore:
             breaker: makes the breaker of one side of `lower`; called twice.
             clock: seconds that only grow.
             random: draws from [0, 1) for the breakers' jitter.
-            events: gets every event, in order, on whichever thread caused it; must be quick.
+            events: gets every event, in order, on whichever thread; must be quick and not raise.
 
         Raises:
             ValueError: a block does not fit in a slot, or a number is not positive.

@@ -86,7 +86,7 @@ class TransformersKvist:
         *,
         store: BlockStore | Callable[[Keyspace], BlockStore],
         model_path: Path | str | None = None,
-        block_tokens: int = 64,
+        block_tokens: int = 128,
         read_deadline_s: float = 5.0,
     ) -> TransformersKvist:
         """Binds `model` to a store.
@@ -135,14 +135,16 @@ class TransformersKvist:
         usable = prompt[: max(0, len(prompt) - 1)]
         keys = chain_keys(seed, usable, layout.block_tokens)
         nothing = _Prefix(DynamicCache(config=self._model.config), 0, {})
-        prefix = self._fallback.guard("load", lambda: self._load(keys), None) or nothing
+        prefix = self._fallback.guard("load", lambda: self._load(keys), default=None) or nothing
         kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
         out = self._model.generate(input_ids, past_key_values=prefix.cache, **kwargs)
         sequence = out if isinstance(out, torch.Tensor) else out.sequences
         tokens: list[int] = sequence[0].tolist()
         saved = 0
         if tokens[: len(prompt)] == prompt:  # else `generate` rewrote the prompt: KV of what?
-            saved = self._fallback.guard("save", lambda: self._save(seed, tokens, prefix), 0)
+            saved = self._fallback.guard(
+                "save", lambda: self._save(seed, tokens, prefix), default=0
+            )
         self.last = Report(
             prompt_tokens=len(prompt),
             tokens_by_tier=prefix.tokens_by_tier,
@@ -236,7 +238,7 @@ _REQUIRED: Mapping[str, tuple[object, ...]] = {
 
 
 def model_keyspace(
-    model: Any, *, model_path: Path | str | None = None, block_tokens: int = 64
+    model: Any, *, model_path: Path | str | None = None, block_tokens: int = 128
 ) -> Keyspace:
     """The keyspace of a loaded Transformers model.
 

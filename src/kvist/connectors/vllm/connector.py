@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import vllm
@@ -29,9 +29,14 @@ from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
 from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
+from kvist.connectors.vllm.worker_side import WorkerSide
+from kvist.core.errors import LeaseError
 from kvist.core.outcome import Tier
 
 log = logging.getLogger("kvist.vllm")
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 _SOURCE = {
     Tier.DRAM: CacheHitSource.HOST,
@@ -54,7 +59,7 @@ class KvistConnector(KVConnectorBase_V1):
         self._fallback = Fallback()
         self._computed: dict[str, int] = {}
         self._gauges_due_s = 0.0
-        self._worker: Any = None
+        self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config.kv_transfer_config)
             self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
@@ -97,13 +102,13 @@ class KvistConnector(KVConnectorBase_V1):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """First in a step, before pages are overwritten."""
         if isinstance(kv_connector_metadata, StepPlan):
-            self._guard("preempt", lambda: self._worker.preempted(kv_connector_metadata), None)
+            self._guard("preempt", lambda: self._rank.preempted(kv_connector_metadata), None)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Before the forward pass: loads may start."""
         super().bind_connector_metadata(connector_metadata)
         if isinstance(connector_metadata, StepPlan):
-            self._guard("begin step", lambda: self._worker.begin_step(connector_metadata), None)
+            self._guard("begin step", lambda: self._rank.begin_step(connector_metadata), None)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous and started elsewhere."""
@@ -118,20 +123,26 @@ class KvistConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         """After the forward pass: saves may start. Their pages are held until they end."""
-        self._guard("after forward", lambda: self._worker.after_forward(), None)
+        self._guard("after forward", lambda: self._rank.after_forward(), None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose pages may go, and requests whose load has ended."""
         empty: tuple[set[str], set[str]] = (set(), set())
-        return self._guard("finish", lambda: self._worker.finished(finished_req_ids), empty)
+        return self._guard("finish", lambda: self._rank.finished(finished_req_ids), empty)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Pages that were not loaded; vLLM recomputes from the first of them."""
-        return self._guard("load errors", lambda: self._worker.unloaded_pages(), set())
+        return self._guard("load errors", lambda: self._rank.unloaded_pages(), set[int]())
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """What the scheduler side must know of this step."""
-        return self._guard("report", lambda: self._worker.report(), None)
+        return self._guard("report", lambda: self._rank.report(), None)
+
+    @property
+    def _rank(self) -> WorkerSide:
+        if self._worker is None:
+            raise LeaseError("vLLM has not registered its KV caches")
+        return self._worker
 
     # -- scheduler role ---------------------------------------------------------------------
 
@@ -148,30 +159,28 @@ class KvistConnector(KVConnectorBase_V1):
             "match", lambda: self._scheduler.matched(request, num_computed_tokens), (0, False)
         )
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Pages were allocated for what was promised."""
         if num_external_tokens <= 0:
             return
         table = blocks.get_block_ids()[0]
         computed = self._computed.get(request.request_id, 0)
         args = (request, table, computed, num_external_tokens)
-        try:
-            self._scheduler.allocated(*args)
-        except Exception as error:
-            self._fallback.record("start load", error)
-            self._scheduler.refuse(*args)
+        self._fallback.rescue(
+            "start load",
+            lambda: self._scheduler.allocated(*args),
+            lambda: self._scheduler.refuse(*args),
+        )
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
         """The tiers that the loaded tokens came from."""
-        tiers = self._guard("sources", lambda: self._scheduler.sources(request), {})
-        found = {_SOURCE[t]: n for t, n in tiers.items() if n}
+        tiers = self._guard("sources", lambda: self._scheduler.sources(request), dict[Tier, int]())
+        found: dict[CacheHitSource, int] = {_SOURCE[t]: n for t, n in tiers.items() if n}
         if sum(found.values()) == num_external_tokens:
             return found
-        return super().get_external_cache_hit_sources(request, num_external_tokens)
+        return {self._cache_hit_source: num_external_tokens} if num_external_tokens else {}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """This step's orders."""
@@ -194,12 +203,12 @@ class KvistConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request is over; keep its pages while blocks of it are being saved."""
         self._computed.pop(request.request_id, None)
-        keep = self._guard("end", lambda: self._scheduler.finish(request, block_ids), False)
+        keep = self._guard("end", lambda: self._scheduler.finish(request, block_ids), default=False)
         return keep, None
 
     def has_pending_push_work(self) -> bool:
         """Keeps the engine stepping while copies are under way."""
-        return self._guard("busy", lambda: self._scheduler.busy(), False)
+        return self._guard("busy", lambda: self._scheduler.busy(), default=False)
 
     def take_events(self) -> Iterable[Any]:
         """KV events since the last step."""
@@ -214,7 +223,7 @@ class KvistConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> KvistStats | None:
         """Samples since the last step."""
-        samples = self._guard("stats", self._samples, {})
+        samples = self._guard("stats", self._samples, dict[str, float]())
         return KvistStats(data=samples) if samples else None
 
     def _samples(self) -> dict[str, float]:
@@ -255,8 +264,8 @@ class KvistConnector(KVConnectorBase_V1):
         elif self.role is KVConnectorRole.SCHEDULER:
             self._guard("shutdown", lambda: self._store.close(deadline_s=_CLOSE_S), None)
 
-    def _guard(self, hook: str, call: Any, default: Any) -> Any:
-        return self._fallback.guard(hook, call, default)
+    def _guard(self, hook: str, call: Callable[[], T], default: D) -> T | D:
+        return self._fallback.guard(hook, call, default=default)
 
 
 def _recompute_failed_loads(transfer: Any) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 from kvist.connectors.fallback import Fallback
@@ -73,9 +74,7 @@ class Copier:
         )
         self._thread.start()
 
-    def submit(
-        self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None = None
-    ) -> None:
+    def submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None = None) -> None:
         """Queues a job; `before` runs on the copy thread first (e.g. waits for the device)."""
         with self._changed:
             self._pending[job.job_id] = kind
@@ -123,13 +122,15 @@ class Copier:
 
     def _run(self, cpus: set[int] | None) -> None:
         if cpus:
-            self._fallback.guard("pin copy thread", lambda: os.sched_setaffinity(0, cpus), None)
+            pin = partial(os.sched_setaffinity, 0, cpus)
+            self._fallback.guard("pin copy thread", pin, default=None)
         while True:
             item = self._queue.get()
             if item.kind is JobKind.STOP:
                 return
             started = time.perf_counter()
-            moved = self._fallback.guard(f"{item.kind.name} copy", lambda: self._one(item), -1)  # noqa: B023
+            copy = partial(self._one, item)
+            moved = self._fallback.guard(f"{item.kind.name} copy", copy, default=-1)
             self._finish(item, moved, time.perf_counter() - started)
 
     def _one(self, item: _Item) -> int:

@@ -5,7 +5,6 @@ Refusals happen at start-up with one line; nothing unsupported is ever served si
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from dataclasses import dataclass
@@ -70,6 +69,7 @@ def read_facts(vllm_config: Any, kv_cache_config: Any, block_tokens: int) -> Eng
         kv_dtype=kv_dtype,
         activation_dtype=_dtype_name(model.dtype),
         quantisation=_quantisation(model, cache),
+        rope_regime=f"vllm:max_model_len={model.max_model_len}",
     )
     parallel = vllm_config.parallel_config
     return EngineFacts(
@@ -179,13 +179,12 @@ def _weights(vllm_config: Any) -> str:
     return weights_id(model.model, commit)
 
 
-def _quantisation(model: Any, cache: Any) -> str:
+def _quantisation(model: Any, cache: Any) -> dict[str, object] | None:
     parts = {
         "weights": model.quantization,
         "kv": None if cache.cache_dtype == "auto" else cache.cache_dtype,
     }
-    used = {k: v for k, v in parts.items() if v is not None}
-    return json.dumps(used, sort_keys=True) if used else "null"
+    return {k: v for k, v in parts.items() if v is not None} or None
 
 
 def _dtype_name(dtype: Any) -> str:

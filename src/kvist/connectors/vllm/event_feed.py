@@ -51,9 +51,7 @@ class EventFeed:
         for run in _runs(blocks):
             span = tokens[run[0] * bt : (run[-1] + 1) * bt]
             keys = tuple(seq.chain.keys[b] for b in run)
-            self._put(
-                self._stored(keys, seq.chain.parent(run[0]), span, Tier.DRAM, seq.request)
-            )
+            self._put(self._stored(keys, seq.chain.parent(run[0]), span, Tier.DRAM, seq.request))
 
     def take(self) -> list[Any]:
         """Everything since the last call."""

@@ -74,7 +74,7 @@ class CpuMover:
         )
         self._arena, self._threads = arena, threads
         self._base = arena.address + _layer_offset_bytes(facts.layout, first)
-        self._page_bytes = sum(t[0].numel() * t.element_size() for t in tensors)
+        self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
 
     def move(self, kind: JobKind, job: CopyJob) -> int:
         """Copies every block of the job; returns the bytes moved."""
@@ -147,13 +147,15 @@ class TorchMover:
                 flat[where] = host.to(tensor.device, non_blocking=True)
             else:
                 host.copy_(flat[where], non_blocking=False)
-            moved += host.numel() * host.element_size()
+            moved += int(host.numel() * host.element_size())
         return moved
 
 
 def _span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last that the tensor addresses."""
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(
+        (int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _layer_offset_bytes(layout: BlockLayout, first_layer: int) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from kvist.connectors.vllm.copier import Mover, copy_cpus
-from kvist.connectors.vllm.engine_facts import EngineFacts
+from kvist.connectors.vllm.engine_facts import EngineFacts, rank_heads
 from kvist.connectors.vllm.movers import CpuMover, TorchMover, ordered_layers, region_of
-from kvist.connectors.vllm.engine_facts import rank_heads
 from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
 

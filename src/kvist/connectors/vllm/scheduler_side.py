@@ -82,7 +82,9 @@ class SchedulerSide:
         if request.request_id in self._copying:
             return False  # aborted while loading: vLLM keeps the pages until the load reports
         self.fallback.guard(
-            "save at finish", lambda: self._offer(seq, request.num_computed_tokens, table), None
+            "save at finish",
+            lambda: self._offer(seq, request.num_computed_tokens, table),
+            default=None,
         )
         if seq.saves:
             self._held[request.request_id] = seq
@@ -197,7 +199,7 @@ class SchedulerSide:
         """One step's orders. Loads that were announced always go out, whatever else fails."""
         idle = output.total_num_scheduled_tokens == 0
         if self._save:
-            self.fallback.guard("plan saves", lambda: self._plan_saves(output), None)
+            self.fallback.guard("plan saves", lambda: self._plan_saves(output), default=None)
         plan = StepPlan(
             arena=self._arena,
             loads=self._out_loads,
@@ -228,7 +230,7 @@ class SchedulerSide:
 
     def _known(self, seq: Sequence) -> int:
         request = seq.request
-        return request.num_tokens if self._save_decode else request.num_prompt_tokens
+        return int(request.num_tokens if self._save_decode else request.num_prompt_tokens)
 
     def _offer(self, seq: Sequence, computed_tokens: int, table: Seq[int]) -> None:
         """Reserves slots for newly full blocks and orders their copies."""

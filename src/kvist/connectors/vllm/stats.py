@@ -1,6 +1,7 @@
 """Kvist's counters on vLLM's own channels: its log line and its `/metrics` page.
 
-A sample is named by its metric, with the label's value after a dot: `kvist_tokens_loaded_total.ssd`.
+A sample is named by its metric, with the label's value after a dot:
+`kvist_tokens_loaded_total.ssd`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class KvistStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forgets every sample."""
-        self.data = {}
+        self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Merges a later container into this one."""

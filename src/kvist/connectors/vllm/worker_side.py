@@ -108,7 +108,7 @@ class WorkerSide:
     def _open_copier(self) -> Copier | None:
         arena = self._plan.arena
         if self._copier is None and arena is not None:
-            mover = self.fallback.guard("map arena", lambda: self._make_mover(arena), None)
+            mover = self.fallback.guard("map arena", lambda: self._make_mover(arena), default=None)
             if mover is not None:
                 self._copier = Copier(mover, self.fallback, self._cpus)
         return self._copier

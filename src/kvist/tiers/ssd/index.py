@@ -55,9 +55,7 @@ class BlockIndex:
     def hot(self, records: Sequence[Record]) -> list[Record]:
         """Those of `records` that are current and were read since they were written."""
         with held(self._lock):
-            return [
-                r for r in records if r.key in self._hot and self._records.get(r.key) is r
-            ]
+            return [r for r in records if r.key in self._hot and self._records.get(r.key) is r]
 
     def clear(self) -> int:
         """Forgets everything; returns how many blocks that were."""
