@@ -16,6 +16,7 @@ from kvist.store.breaker import Breaker
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
 from kvist.tiers.ssd import FsyncMode, SsdTier
+from kvist.tiers.warmer import Warmer
 
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
 _POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"leaf-lru": LeafLru, "lru": Lru}
@@ -53,8 +54,10 @@ def open_embedded_store(
         )
     lower = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
     knobs = config.store.breaker
+    arena = Arena(capacity_bytes, slot_bytes=block_bytes)
+    Warmer(arena, lambda: arena.touched_bytes).start()
     return TieredStore(
-        Arena(capacity_bytes, slot_bytes=block_bytes),
+        arena,
         _POLICIES[config.store.dram.policy](),
         lower,
         raw_bytes=block_bytes,

@@ -59,8 +59,11 @@ class ReadLease(Lease, Protocol):
         """Whether no block is `PENDING`."""
         ...
 
-    def wait(self, i: int) -> Outcome:
-        """Blocks until block i is decided or the deadline has passed (then `MISS`)."""
+    def wait(self, i: int, *, timeout_s: float | None = None) -> Outcome:
+        """Blocks until block i is decided or the deadline has passed (then `MISS`).
+
+        With `timeout_s`, at most that long; then block i may still be `PENDING`.
+        """
         ...
 
     def hits(self) -> int:

@@ -66,12 +66,16 @@ class TieredReadLease:
             self._decided += 1
         return True
 
-    def wait(self, i: int) -> Outcome:
-        """Blocks until block i is decided or the deadline has passed."""
+    def wait(self, i: int, *, timeout_s: float | None = None) -> Outcome:
+        """Blocks until block i is decided, the deadline has passed or `timeout_s` is over."""
         desk = self._desk
+        until = self._deadline if timeout_s is None else desk.clock() + timeout_s
         with desk.changed:
             while self._peek(i) is Outcome.PENDING and not self._expired():
-                desk.changed.wait(min(self._deadline - desk.clock(), WAKE_S))
+                left = min(self._deadline, until) - desk.clock()
+                if left <= 0:
+                    break
+                desk.changed.wait(min(left, WAKE_S))
             return self._peek(i)
 
     def hits(self) -> int:

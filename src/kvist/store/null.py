@@ -42,7 +42,7 @@ class NullLease:
         """Always."""
         return True
 
-    def wait(self, i: int) -> Outcome:
+    def wait(self, i: int, *, timeout_s: float | None = None) -> Outcome:
         """Always a miss, at once."""
         return Outcome.MISS
 

@@ -155,6 +155,11 @@ class Arena(ArenaMap):
         return ArenaLocator(os.getpid(), self.fd, self.size_bytes, self.slot_bytes)
 
     @property
+    def touched_bytes(self) -> int:
+        """How much of the arena has ever been handed out."""
+        return self._fresh * self.slot_bytes
+
+    @property
     def free_slots(self) -> int:
         return self.capacity_slots - self._fresh + len(self._warm)
 

@@ -26,7 +26,9 @@ from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm import roles
 from kvist.connectors.vllm.engine_facts import check_version, read_facts
 from kvist.connectors.vllm.event_feed import EventFeed
+from kvist.connectors.vllm.loads import LoadKnobs
 from kvist.connectors.vllm.messages import StepPlan, StepReport
+from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
 from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
 from kvist.connectors.vllm.worker_side import WorkerSide
@@ -79,11 +81,15 @@ class KvistConnector(KVConnectorBase_V1):
             self._store.arena.locator(),
             self._facts,
             self._feed,
-            load=knobs.load and transfer.is_kv_consumer,
-            save=knobs.save and transfer.is_kv_producer,
-            save_decode=knobs.save_decode,
-            min_load_tokens=knobs.min_load_tokens,
-            read_deadline_s=self._config.store.read_deadline_s,
+            LoadKnobs(
+                enabled=knobs.load and transfer.is_kv_consumer,
+                min_tokens=knobs.min_load_tokens,
+                deadline_s=self._config.store.read_deadline_s,
+            ),
+            SaveKnobs(
+                enabled=knobs.save and transfer.is_kv_producer,
+                decode=knobs.save_decode,
+            ),
         )
 
     @property
@@ -152,11 +158,12 @@ class KvistConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        """Tokens beyond the engine's own that are ready to be loaded."""
+    ) -> tuple[int, bool]:
+        """Tokens beyond the engine's own that will be loaded."""
         self._computed[request.request_id] = num_computed_tokens
+        nothing = (0, False)
         return self._guard(
-            "match", lambda: self._scheduler.matched(request, num_computed_tokens), (0, False)
+            "match", lambda: self._scheduler.matched(request, num_computed_tokens), nothing
         )
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -184,7 +191,8 @@ class KvistConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """This step's orders."""
-        return self._scheduler.plan_step(scheduler_output)
+        plan = self._guard("plan", lambda: self._scheduler.plan_step(scheduler_output), None)
+        return plan if plan is not None else StepPlan()
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers reported."""

@@ -22,6 +22,8 @@ from kvist.connectors.vllm.messages import CopyJob
 
 log = logging.getLogger("kvist.vllm")
 
+ALL_CPUS = set(range(os.cpu_count() or 1))
+
 
 class JobKind(IntEnum):
     """Urgency of a job; lower goes first."""
@@ -34,8 +36,8 @@ class JobKind(IntEnum):
 class Mover(Protocol):
     """Copies the blocks of one job; synchronous; raises when it cannot."""
 
-    def move(self, kind: JobKind, job: CopyJob) -> int:
-        """Copies and returns the bytes moved."""
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
+        """Copies and returns the bytes moved. `wide`: every core is free for it."""
         ...
 
 
@@ -45,14 +47,14 @@ class _Item:
     order: int
     job: CopyJob = field(compare=False)
     before: Callable[[], None] | None = field(compare=False, default=None)
+    wide: bool = field(compare=False, default=False)
 
 
 @dataclass(slots=True)
 class Finished:
     """What became of jobs since the last call."""
 
-    loads: list[CopyJob] = field(default_factory=list)
-    saves: list[CopyJob] = field(default_factory=list)
+    jobs: list[tuple[JobKind, CopyJob]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
     copied_bytes: int = 0
     copy_s: float = 0.0
@@ -74,12 +76,22 @@ class Copier:
         )
         self._thread.start()
 
-    def submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None = None) -> None:
-        """Queues a job; `before` runs on the copy thread first (e.g. waits for the device)."""
+    def submit(
+        self,
+        kind: JobKind,
+        job: CopyJob,
+        before: Callable[[], None] | None = None,
+        *,
+        wide: bool = False,
+    ) -> None:
+        """Queues a job; `before` runs on the copy thread first (e.g. waits for the device).
+
+        `wide`: no forward pass is running, so the copy may use the engine's cores as well.
+        """
         with self._changed:
             self._pending[job.job_id] = kind
             self._order += 1
-            self._queue.put(_Item(kind, self._order, job, before))
+            self._queue.put(_Item(kind, self._order, job, before, wide))
 
     def pending(self) -> int:
         """Jobs not finished yet."""
@@ -88,7 +100,7 @@ class Copier:
     def wait_for_any(self, timeout_s: float) -> None:
         """Returns when a job is finished, or after `timeout_s`."""
         with self._changed:
-            if self._pending and not (self._done.loads or self._done.saves):
+            if self._pending and not self._done.jobs:
                 self._changed.wait(timeout_s)
 
     def drain_saves(self, timeout_s: float) -> bool:
@@ -121,13 +133,15 @@ class Copier:
         self._thread.join(timeout_s)
 
     def _run(self, cpus: set[int] | None) -> None:
-        if cpus:
-            pin = partial(os.sched_setaffinity, 0, cpus)
-            self._fallback.guard("pin copy thread", pin, default=None)
+        spread: bool | None = None
         while True:
             item = self._queue.get()
             if item.kind is JobKind.STOP:
                 return
+            if cpus and item.wide is not spread:
+                spread = item.wide
+                pin = partial(os.sched_setaffinity, 0, ALL_CPUS if spread else cpus)
+                self._fallback.guard("pin copy thread", pin, default=None)
             started = time.perf_counter()
             copy = partial(self._one, item)
             moved = self._fallback.guard(f"{item.kind.name} copy", copy, default=-1)
@@ -136,7 +150,7 @@ class Copier:
     def _one(self, item: _Item) -> int:
         if item.before is not None:
             item.before()
-        return self._mover.move(item.kind, item.job)
+        return self._mover.move(item.kind, item.job, wide=item.wide)
 
     def _finish(self, item: _Item, moved: int, took_s: float) -> None:
         job = item.job
@@ -148,7 +162,7 @@ class Copier:
             else:
                 self._done.copied_bytes += moved
                 self._done.copy_s += took_s
-            (self._done.loads if item.kind is JobKind.LOAD else self._done.saves).append(job)
+            self._done.jobs.append((item.kind, job))
             self._changed.notify_all()
 
 
@@ -158,5 +172,4 @@ def copy_cpus() -> set[int]:
     vLLM pins a CPU worker to its cores; threads would inherit that and steal from the forward pass.
     """
     mine = os.sched_getaffinity(0)
-    everything = set(range(os.cpu_count() or 1))
-    return (everything - mine) or mine
+    return (ALL_CPUS - mine) or mine

@@ -20,13 +20,16 @@ class CopyJob:
     """Blocks to copy between arena slots and engine pages.
 
     `slots[i]` is a byte offset in the arena, `pages[i]` the page ids of block i
-    (`plan.SKIP_PAGE` = leave that page alone).
+    (`plan.SKIP_PAGE` = leave that page alone). `lost` are pages that a load promised and will not
+    fill; `more` says that further jobs of the same load follow.
     """
 
     job_id: int
     req_id: str
     slots: tuple[int, ...]
     pages: tuple[tuple[int, ...], ...]
+    lost: tuple[int, ...] = ()
+    more: bool = False
 
 
 @dataclass

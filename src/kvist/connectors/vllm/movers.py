@@ -9,7 +9,7 @@ import torch
 
 from kvist.connectors.pages import RegionMap, TensorView, page_map, strided_map
 from kvist.connectors.plan import SKIP_PAGE
-from kvist.connectors.vllm.copier import JobKind
+from kvist.connectors.vllm.copier import ALL_CPUS, JobKind
 from kvist.connectors.vllm.cpu_layout import PageShape, learn
 from kvist.connectors.vllm.engine_facts import EngineFacts, layer_index, rank_heads
 from kvist.connectors.vllm.messages import CopyJob
@@ -17,6 +17,8 @@ from kvist.core.errors import LayoutError
 from kvist.core.layout import BlockLayout, HeadSlice
 from kvist.native import Direction, move_pages
 from kvist.tiers.dram import ArenaMap
+
+_WIDE_THREADS = 8  # beyond this, copies wait for memory, not for cores
 
 
 def ordered_layers(caches: Mapping[str, torch.Tensor]) -> tuple[int, list[torch.Tensor]]:
@@ -59,12 +61,12 @@ class CpuMover:
         caches: Mapping[str, torch.Tensor],
         facts: EngineFacts,
         tp_rank: int,
-        isa: str | None,
+        region: RegionMap,
         threads: int,
     ) -> None:
+        """`region` is that of every layer; `threads` is for copies beside a forward pass."""
         first, tensors = ordered_layers(caches)
         heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
-        region = region_of(tensors[0], facts, heads, isa)
         self._map = page_map(
             region,
             [t.data_ptr() for t in tensors],
@@ -76,12 +78,15 @@ class CpuMover:
         self._base = arena.address + _layer_offset_bytes(facts.layout, first)
         self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
 
-    def move(self, kind: JobKind, job: CopyJob) -> int:
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
         """Copies every block of the job; returns the bytes moved."""
+        if not job.slots:
+            return 0
+        threads = max(self._threads, min(len(ALL_CPUS), _WIDE_THREADS)) if wide else self._threads
         slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(self._base)
         pages = np.asarray(job.pages, dtype=np.int64)
         direction = Direction.SCATTER if kind is JobKind.LOAD else Direction.GATHER
-        move_pages(direction, slots, pages, self._map, threads=self._threads)
+        move_pages(direction, slots, pages, self._map, threads=threads)
         return int((pages != SKIP_PAGE).sum()) * self._page_bytes
 
 
@@ -115,8 +120,9 @@ class TorchMover:
         """`[kind, head, element]` offsets in a page."""
         return torch.from_numpy(region.heads[:, :, None] + region.offsets[:, None, :])
 
-    def move(self, kind: JobKind, job: CopyJob) -> int:
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
         """Copies every block of the job; returns the bytes moved."""
+        del wide  # the copies run on the device
         moved = 0
         with torch.cuda.stream(self._stream) if self._stream else torch.no_grad():
             for slot, row in zip(job.slots, job.pages, strict=True):

@@ -12,6 +12,7 @@ from kvist.connectors.vllm.engine_facts import EngineFacts, rank_heads
 from kvist.connectors.vllm.movers import CpuMover, TorchMover, ordered_layers, region_of
 from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
+from kvist.tiers.warmer import Warmer
 
 
 def worker_side(
@@ -31,7 +32,7 @@ def worker_side(
     _, tensors = ordered_layers(caches)
     on_cpu = tensors[0].device.type == "cpu"
     isa = _cpu_isa(facts, tensors[0], vllm_config) if on_cpu else None
-    region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
+    region = region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
     cpus = copy_cpus() if on_cpu else None
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
@@ -39,8 +40,9 @@ def worker_side(
         arena: ArenaMap = Arena.attach(
             locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes
         )
+        Warmer(arena, lambda: 0).start()
         if on_cpu:
-            return CpuMover(arena, caches, facts, rank, isa, threads)
+            return CpuMover(arena, caches, facts, rank, region, threads)
         return TorchMover(arena, caches, facts, rank)
 
     fence = no_fence if on_cpu else _device_fence

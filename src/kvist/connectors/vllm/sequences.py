@@ -1,4 +1,4 @@
-"""Scheduler-side state of the requests in flight: their keys, loads and unfinished saves."""
+"""The requests in flight, as the scheduler side sees them: their scope and their keys."""
 
 from __future__ import annotations
 
@@ -8,51 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvist.connectors.identity import lora_id, multimodal_extras
-from kvist.connectors.plan import KeyChain, LoadSpan, SaveCursor
+from kvist.connectors.plan import KeyChain, SaveCursor
 from kvist.core.keys import RequestScope, seed_bytes
-from kvist.core.lease import ReadLease, WriteLease
 from kvist.core.outcome import Tier
 from kvist.native import chain_keys, digest
 
 
 @dataclass(slots=True)
-class Load:
-    """Blocks on their way to a request: leased, then (with a job) being copied to its pages."""
-
-    span: LoadSpan
-    lease: ReadLease
-    tiers: tuple[Tier, ...]
-    hits: int = 0
-
-
-@dataclass(slots=True)
-class Save:
-    """Blocks being copied from a request's pages into reserved slots."""
-
-    lease: WriteLease
-    blocks: range
-    indices: tuple[int, ...]  # which of `blocks` the lease reserved
-    preemptions: int  # of the request when the save began: a change means its pages are gone
-
-
-@dataclass(slots=True)
 class Sequence:
-    """One request."""
+    """One request: its keys, how far it was saved, and what its last load brought from where."""
 
     request: Any
     chain: KeyChain
     cursor: SaveCursor = field(default_factory=SaveCursor)
-    load: Load | None = None
-    copying: Load | None = None
-    no_load: bool = False
     loaded: dict[Tier, int] = field(default_factory=dict)
-    saves: dict[int, Save] = field(default_factory=dict)
-
-    def drop_load(self) -> None:
-        """Gives up blocks that were leased but not promised to the engine."""
-        if self.load is not None:
-            self.load.lease.release()
-            self.load = None
 
 
 class Scopes:

@@ -19,7 +19,7 @@ from kvist.tiers.dram import ArenaLocator
 log = logging.getLogger("kvist.vllm")
 
 _FENCE_S = 10.0  # longest a step waits for saves whose pages it is about to overwrite
-_NAP_S = 0.001  # longest an empty step waits for a copy to end
+_NAP_S = 0.005  # longest an empty step waits for a copy to end
 _CLOSE_S = 10.0
 
 MakeMover = Callable[[ArenaLocator], Mover]
@@ -43,11 +43,13 @@ class WorkerSide:
         self._plan = StepPlan()
         self._received: set[str] = set()
         self._unloaded: set[int] = set()
+        self._lost: dict[str, set[int]] = {}  # request → pages of its load that failed so far
         self._report = StepReport()
 
     def begin_step(self, plan: StepPlan) -> None:
         """Orders for this step have arrived; the forward pass has not begun."""
         self._plan = plan
+        self._open_copier()
         if self._early_loads:
             self._start_loads()
 
@@ -100,10 +102,10 @@ class WorkerSide:
 
     def _submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None) -> None:
         copier = self._open_copier()
-        if copier is None or len(job.slots) != len(job.pages):
-            self._give_up(kind, job)
+        if copier is None:
+            self._ended(kind, job, failed=True)
         else:
-            copier.submit(kind, job, before)
+            copier.submit(kind, job, before, wide=self._plan.idle)
 
     def _open_copier(self) -> Copier | None:
         arena = self._plan.arena
@@ -113,27 +115,26 @@ class WorkerSide:
                 self._copier = Copier(mover, self.fallback, self._cpus)
         return self._copier
 
-    def _give_up(self, kind: JobKind, job: CopyJob) -> None:
-        if kind is JobKind.LOAD:
-            self._received.add(job.req_id)
-            self._unloaded.update(p for row in job.pages for p in row if p != SKIP_PAGE)
-        else:
-            self._report.done[job.job_id] = 1
-            self._report.failed.add(job.job_id)
-
     def _collect(self, copier: Copier) -> None:
         done = copier.take()
-        for job in done.loads:
-            if job.job_id in done.failed:
-                self._give_up(JobKind.LOAD, job)
-            else:
-                self._received.add(job.req_id)
-        for job in done.saves:
-            self._report.done[job.job_id] = 1
-            if job.job_id in done.failed:
-                self._report.failed.add(job.job_id)
+        for kind, job in done.jobs:
+            self._ended(kind, job, failed=job.job_id in done.failed)
         self._report.copied_bytes += done.copied_bytes
         self._report.copy_s += done.copy_s
+
+    def _ended(self, kind: JobKind, job: CopyJob, *, failed: bool) -> None:
+        if kind is JobKind.SAVE:
+            self._report.done[job.job_id] = 1
+            if failed:
+                self._report.failed.add(job.job_id)
+            return
+        lost = self._lost.setdefault(job.req_id, set())
+        lost.update(job.lost)
+        if failed:
+            lost.update(p for row in job.pages for p in row if p != SKIP_PAGE)
+        if not job.more:  # vLLM must hear of lost pages no later than of the end of the load
+            self._unloaded |= self._lost.pop(job.req_id)
+            self._received.add(job.req_id)
 
 
 def no_fence() -> Any:

@@ -1,0 +1,140 @@
+"""Saves: from full pages to committed blocks.
+
+A step fills blocks; slots are reserved and copies ordered with that step; workers copy after the
+forward pass; when every rank reports, the blocks are committed. The pages of a finished request are
+kept until then; those of a preempted one are fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.vllm.event_feed import EventFeed
+from kvist.connectors.vllm.messages import CopyJob, StepReport
+from kvist.connectors.vllm.sequences import Sequence
+from kvist.connectors.vllm.stats import Tally
+from kvist.core.errors import NoSpaceError
+from kvist.core.lease import BlockStore, WriteLease
+from kvist.core.outcome import BlockRef
+
+
+@dataclass(slots=True)
+class Save:
+    """Blocks being copied from a request's pages into reserved slots."""
+
+    seq: Sequence
+    lease: WriteLease
+    blocks: range
+    indices: tuple[int, ...]  # which of `blocks` the lease reserved
+    preemptions: int  # of the request at the start: a change means that its pages are gone
+    ranks: int = 0
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class SaveKnobs:
+    """What the configuration says about saving."""
+
+    enabled: bool
+    decode: bool
+
+
+@dataclass(slots=True)
+class Saves:
+    """All saves of one engine."""
+
+    store: BlockStore
+    geometry: BlockGeometry
+    knobs: SaveKnobs
+    world_size: int
+    feed: EventFeed
+    tally: Tally
+    job_id: Callable[[], int]
+    _jobs: dict[int, Save] = field(default_factory=dict)
+    _orders: list[CopyJob] = field(default_factory=list)
+    _pending: dict[str, int] = field(default_factory=dict)  # request → unfinished saves
+    _held: set[str] = field(default_factory=set)  # finished, pages kept for us
+    _release: list[str] = field(default_factory=list)
+
+    def offer(self, seq: Sequence, computed_tokens: int, table: Callable[[], Seq[int]]) -> None:
+        """Reserves slots for newly full blocks of a request and orders their copies."""
+        if not self.knobs.enabled:
+            return
+        request = seq.request
+        known = request.num_tokens if self.knobs.decode else request.num_prompt_tokens
+        blocks = seq.cursor.full_blocks(computed_tokens, known, self.geometry.block_tokens)
+        blocks = blocks[: max(0, self.store.room_blocks())]
+        if not blocks:
+            return
+        keys = seq.chain.extend(request.all_token_ids)
+        try:
+            lease = self.store.write([BlockRef(keys[b], seq.chain.parent(b)) for b in blocks])
+        except NoSpaceError:
+            self.tally.add("kvist_no_space_total", 1)
+            return  # offered again next step, while the pages live
+        seq.cursor.advance(blocks.stop)
+        new = tuple(i for i in range(len(blocks)) if not lease.present(i))
+        if not new:
+            lease.release()
+            return
+        job, ids = self.job_id(), table()
+        self._jobs[job] = Save(seq, lease, blocks, new, request.num_preemptions)
+        self._pending[request.request_id] = self._pending.get(request.request_id, 0) + 1
+        slots = tuple(lease.slot(i) for i in new)
+        pages = tuple(tuple(self.geometry.page_row(blocks[i], ids)) for i in new)
+        self._orders.append(CopyJob(job, request.request_id, slots, pages))
+
+    def orders(self) -> list[CopyJob]:
+        """Copies to be done after this step's forward pass."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def lost_pages(self) -> bool:
+        """Whether pages of an unfinished save went back to the pool (preemption)."""
+        return any(s.preemptions != s.seq.request.num_preemptions for s in self._jobs.values())
+
+    def hold(self, req_id: str) -> bool:
+        """The request is over; true if its pages must be kept."""
+        if self._pending.get(req_id):
+            self._held.add(req_id)
+            return True
+        return False
+
+    def released(self) -> list[str]:
+        """Finished requests whose pages need not be kept any more."""
+        done, self._release = self._release, []
+        return done
+
+    def heard(self, report: StepReport) -> None:
+        """Ranks have finished copies; commit what all of them have."""
+        for job, ranks in report.done.items():
+            save = self._jobs.get(job)
+            if save is None:
+                continue
+            save.ranks += ranks
+            save.failed |= job in report.failed
+            if save.ranks >= self.world_size:
+                del self._jobs[job]
+                self._finish(save)
+
+    def _finish(self, save: Save) -> None:
+        with save.lease:
+            if not save.failed:
+                fresh = [save.blocks[i] for i in save.indices if save.lease.commit(i)]
+                self.tally.add("kvist_blocks_saved_total", len(fresh))
+                self.tally.add("kvist_tokens_saved_total", len(fresh) * self.geometry.block_tokens)
+                self.feed.saved(save.seq, fresh)
+        req_id = save.seq.request.request_id
+        self._pending[req_id] -= 1
+        if not self._pending[req_id]:
+            del self._pending[req_id]
+            if req_id in self._held:
+                self._held.discard(req_id)
+                self._release.append(req_id)
+
+    def busy(self) -> bool:
+        """Whether the engine must keep stepping for us to hear of copies."""
+        return bool(self._jobs or self._release)
