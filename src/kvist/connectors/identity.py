@@ -21,12 +21,12 @@ from kvist.connectors.model_settings import (
     length_dependent,
     model_layout,
     rope_text,
-    settings,
     to_json,
     windows_text,
 )
 from kvist.core.errors import ConfigError, UnsupportedError
 from kvist.core.keyspace import Keyspace
+from kvist.core.model_config import settings
 from kvist.native import digest
 
 __all__ = [

@@ -8,13 +8,19 @@ from typing import Any
 
 from kvist.core.errors import UnsupportedError
 from kvist.core.layout import BlockLayout
+from kvist.core.model_config import (
+    ATTENTION_KINDS,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    Settings,
+    integer,
+    kv_heads,
+    layer_kinds,
+    settings,
+    window_tokens,
+)
 
-Settings = Mapping[str, Any]
-
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
-_TEXT = ("text_config", "llm_config", "language_config")
 _STATE_SPACE = [
     "ssm_cfg",
     "mamba_d_state",
@@ -28,7 +34,6 @@ _STATE_SPACE = [
     "conv_L_cache",
     "lru_width",
 ]
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 _NEEDS_ORIGINAL = {"llama3", "yarn", "longrope", "dynamic"}
 _NEEDS_MAX = {"yarn", "longrope", "dynamic"}
@@ -41,27 +46,6 @@ def to_json(value: object) -> str:
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 
-def settings(config: object) -> dict[str, Any]:
-    """The text model's settings from a config object or dict; nested text configs are entered.
-
-    Raises:
-        UnsupportedError: `config` is neither.
-    """
-    if isinstance(config, Mapping):
-        found = dict(config)
-    elif callable(getattr(config, "to_dict", None)):
-        found = dict(config.to_dict())  # type: ignore[attr-defined]
-    else:
-        raise UnsupportedError(f"a model config was expected, not {type(config).__name__}")
-    for name in _TEXT:
-        nested = found.get(name)
-        if isinstance(nested, Mapping) and _first(nested, _LAYERS) is not None:
-            # The outer config may say what the inner does not (quantisation, tied settings).
-            outer = {k: v for k, v in found.items() if k == "quantization_config"}
-            return {**outer, **nested}
-    return found
-
-
 def model_layout(config: object, block_tokens: int, kv_dtype: str) -> BlockLayout:
     """The canonical block of a model.
 
@@ -71,13 +55,13 @@ def model_layout(config: object, block_tokens: int, kv_dtype: str) -> BlockLayou
     """
     found = settings(config)
     _refuse_inexpressible(found)
-    layers = _integer(found, _LAYERS)
+    layers = integer(found, LAYERS)
     if found.get("kv_lora_rank"):
         latent = int(found["kv_lora_rank"]) + int(found.get("qk_rope_head_dim") or 0)
         return BlockLayout(layers, 1, latent, block_tokens, kv_dtype, kinds=1)
-    heads = _integer(found, _HEADS)
-    head_dim = found.get("head_dim") or _integer(found, _HIDDEN) // heads
-    return BlockLayout(layers, _kv_heads(found, heads), int(head_dim), block_tokens, kv_dtype)
+    heads = integer(found, HEADS)
+    head_dim = found.get("head_dim") or integer(found, HIDDEN) // heads
+    return BlockLayout(layers, kv_heads(found, heads), int(head_dim), block_tokens, kv_dtype)
 
 
 def windows_text(config: object) -> str:
@@ -86,14 +70,12 @@ def windows_text(config: object) -> str:
     A chunked-attention layer (Llama 4) says `{"chunk":n}`.
     """
     found = settings(config)
-    layers = _integer(found, _LAYERS)
-    window, chunk = found.get("sliding_window"), found.get("attention_chunk_size")
-    if found.get("use_sliding_window") is False:
-        window = None
+    layers = integer(found, LAYERS)
+    window, chunk = window_tokens(found), found.get("attention_chunk_size")
     per_layer: list[object] = []
-    for kind in _layer_kinds(found, layers):
+    for kind in layer_kinds(found, layers):
         if kind == "sliding_attention" and window:
-            per_layer.append(int(window))
+            per_layer.append(window)
         elif kind == "chunked_attention" and chunk:
             per_layer.append({"chunk": int(chunk)})
         else:
@@ -122,7 +104,7 @@ def length_dependent(found: Settings) -> bool:
 
 def _refuse_inexpressible(found: Settings) -> None:
     kind = str(found.get("model_type", ""))
-    layer_types = set(found.get("layer_types") or ()) - _ATTENTION_LAYERS
+    layer_types = set(found.get("layer_types") or ()) - ATTENTION_KINDS
     if layer_types or "mamba" in kind or any(found.get(name) for name in _STATE_SPACE):
         what = ", ".join(sorted(str(t) for t in layer_types)) or kind or "state-space"
         raise UnsupportedError(f"layers with recurrent state ({what})", remedy=_RECURRENCE)
@@ -150,27 +132,6 @@ def _refuse_inexpressible(found: Settings) -> None:
             "KV heads of more than one size or number",
             remedy="use a model whose layers all have the same KV heads",
         )
-
-
-def _kv_heads(found: Settings, heads: int) -> int:
-    if found.get("multi_query") and not found.get("new_decoder_architecture"):
-        return 1  # Falcon 7B, GPT-BigCode
-    value = found.get("num_key_value_heads") or found.get("num_kv_heads")
-    return int(value) if value else heads
-
-
-def _layer_kinds(found: Settings, layers: int) -> list[str]:
-    """Attention kind of each layer; older configs imply it by pattern or by model type."""
-    if found.get("layer_types"):
-        return [str(kind) for kind in found["layer_types"]]
-    if not found.get("sliding_window"):
-        return ["full_attention"] * layers
-    kind = str(found.get("model_type", ""))
-    default = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(kind, 0)
-    pattern = int(found.get("sliding_window_pattern") or default)
-    first = int(found.get("max_window_layers") or 0)
-    sliding = [(not pattern or (i + 1) % pattern != 0) and i >= first for i in range(layers)]
-    return ["sliding_attention" if s else "full_attention" for s in sliding]
 
 
 def _rope(found: Settings) -> dict[str, Any]:
@@ -222,19 +183,6 @@ def _rope_group(found: Settings, params: Settings, theta: float | None) -> dict[
     if kind in _NEEDS_MAX:
         out["max_position_embeddings"] = longest
     return out
-
-
-def _first(found: Settings, names: Sequence[str]) -> Any:
-    return next((found[n] for n in names if found.get(n) is not None), None)
-
-
-def _integer(found: Settings, names: Sequence[str]) -> int:
-    value = _first(found, names)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UnsupportedError(
-            f"the config has no {names[0]}", remedy="give the config.json of a decoder-only model"
-        )
-    return value
 
 
 def _plain(value: object) -> object:
