@@ -1,0 +1,284 @@
+"""Runs the benchmark: the same prompts through engines that live side by side.
+
+1. FILL: every engine computes prompts that nobody has seen, in turn; caches save them.
+2. FLOW: the engine alone and the one with Kvist serve batches that nobody has seen, in turn.
+3. The engines with a cache are stopped, and new engine processes start on what the old ones left.
+4. REUSE: in every round the engine alone computes a new prompt and repeats it (recompute, and its
+   own prefix cache), and every cache gets the prompt of FILL: after the restart, again (own prefix
+   cache), and again with an empty prefix cache (the cache's memory).
+5. DISK: engines that keep files are restarted once more, the kernel is made to drop the files'
+   pages from memory as a reboot would, and the prompts of FILL are asked for again.
+
+Only one engine computes at any time, and whatever is compared was measured in the same round. An
+engine that fails is left out from then on; the reason is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvist.bench.engine import Answer, Engine, EngineError
+from kvist.bench.participants import (
+    KVIST,
+    MAX_MODEL_TOKENS,
+    VLLM,
+    Participant,
+    engine_environment,
+    engine_settings,
+)
+from kvist.bench.prompts import alternating, prompt
+from kvist.bench.samples import Kind, Phase, Result, Sample
+
+SAVING, FLOW, REUSE, DISK = "saving", "flow", "reuse", "disk"
+PARTS = (SAVING, FLOW, REUSE, DISK)
+
+_WARM_TOKENS = 600
+_REST_S = 0.2
+_REST_LONGEST_S = 1.2  # after a prompt that fills the engine; saves of shorter ones end sooner
+_REST_BEFORE_STOP_S = 2.0
+
+
+class Screen(Protocol):
+    """Where progress is shown."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def step(self, text: str) -> None:
+        """One request is about to be measured."""
+        ...
+
+
+class EngineLike(Protocol):
+    """What the runner asks of an engine; see `Engine`."""
+
+    def wait_ready(self) -> float: ...
+    def ask(self, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> Answer: ...
+    def forget(self) -> None: ...
+    def rest(self, rest_s: float) -> None: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Participant], EngineLike]
+
+
+def process_starter(result: Result, model: Path, work: Path) -> Start:
+    """Starts engines as processes that keep their logs in `work`."""
+    env = engine_environment(result.settings.engine_cores)
+
+    def start(participant: Participant) -> EngineLike:
+        return Engine.start(
+            participant.name,
+            engine_settings(model, participant),
+            folder=work,
+            env=env,
+            python=participant.python,
+        )
+
+    return start
+
+
+class Runner:
+    """One run. Adds to `result` as it goes, so that an interrupted run keeps what it has."""
+
+    def __init__(
+        self,
+        result: Result,
+        participants: Sequence[Participant],
+        parts: Sequence[str],
+        start: Start,
+        screen: Screen,
+    ) -> None:
+        self._result, self._parts, self._start, self._screen = result, parts, start, screen
+        self._participants = {p.name: p for p in participants}
+        self._caches = [p.name for p in participants if p.cache is not None]
+        self._engines: dict[str, EngineLike] = {}
+        self._starts = 0
+
+    def steps(self) -> int:
+        """Requests that a run without failures measures."""
+        wanted, each = self._result.settings, 0
+        if self._fills():
+            each += len(self._fillers())
+        if REUSE in self._parts:
+            each += 2 + sum(3 if p.has_memory else 2 for p in self._of(self._caches))
+        if DISK in self._parts:
+            each += len(self._keep_files())
+        flow = 2 * (wanted.rounds + 1) if FLOW in self._parts else 0
+        return each * wanted.rounds * len(wanted.lengths_tokens) + flow
+
+    def run(self) -> None:
+        """Runs the parts asked for. Whatever happens, no engine is left behind."""
+        try:
+            self._open(list(self._participants))
+            if self._fills():
+                self._fill()
+            if FLOW in self._parts:
+                self._flow()
+            if REUSE in self._parts:
+                self._restart(self._caches)
+                self._reuse()
+            if DISK in self._parts:
+                self._restart(self._keep_files(), drop_pages=True)
+                self._disk()
+        finally:
+            self._close(list(self._engines), gently=False)
+
+    def _fills(self) -> bool:
+        return any(part in self._parts for part in (SAVING, REUSE, DISK))
+
+    def _keep_files(self) -> list[str]:
+        return [name for name in self._caches if self._participants[name].folder is not None]
+
+    def _fillers(self) -> list[str]:
+        return [VLLM, *self._caches] if SAVING in self._parts else list(self._caches)
+
+    def _of(self, names: Sequence[str]) -> list[Participant]:
+        return [self._participants[name] for name in names]
+
+    # -- the phases -------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        self._screen.say("computing the prompts, and saving them")
+        for tokens, number in self._rounds():
+            for name in alternating(self._fillers(), number):
+                if self._once(Phase.FILL, Kind.COLD, name, number, self._saved(tokens, number)):
+                    self._rest(name, tokens)
+
+    def _flow(self) -> None:
+        wanted = self._result.settings
+        self._screen.say("serving batches in which nothing is reused")
+        for number in range(-1, wanted.rounds):  # the first one warms up
+            prompts = [
+                prompt(wanted.flow_prompt_tokens, wanted.seed, "flow", number, i)
+                for i in range(wanted.flow_prompts)
+            ]
+            for name in alternating([VLLM, KVIST], number):
+                self._screen.step(f"batch of {len(prompts)}, {name}")
+                answer = self._ask(name, prompts, wanted.flow_output_tokens)
+                if answer is not None and number >= 0:
+                    tokens = wanted.flow_prompt_tokens
+                    self._keep(Phase.FLOW, Kind.FLOW, name, number, tokens, answer)
+
+    def _restart(self, names: Sequence[str], *, drop_pages: bool = False) -> None:
+        alive = [name for name in names if name in self._engines]
+        self._screen.say(f"stopping engines: {', '.join(alive)}")
+        for name in alive:
+            self._guarded(name, lambda e: e.rest(_REST_BEFORE_STOP_S))
+        alive = [name for name in alive if name in self._engines]  # one may have failed now
+        self._close(alive, gently=True)
+        for participant in self._of(alive):
+            if drop_pages and participant.folder is not None:
+                drop_from_page_cache(participant.folder)
+        self._open(alive)
+
+    def _reuse(self) -> None:
+        self._screen.say("asking for the saved prompts, and for new ones")
+        for tokens, number in self._rounds():
+            fresh = prompt(tokens, self._result.settings.seed, "fresh", tokens, number)
+            self._once(Phase.REUSE, Kind.COLD, VLLM, number, fresh)
+            self._once(Phase.REUSE, Kind.REPEAT, VLLM, number, fresh)
+            for participant in self._of(alternating(self._caches, number)):
+                name, saved = participant.name, self._saved(tokens, number)
+                self._once(Phase.REUSE, Kind.RESTART, name, number, saved)
+                self._once(Phase.REUSE, Kind.REPEAT, name, number, saved)
+                if participant.has_memory:
+                    self._guarded(name, lambda e: e.forget())
+                    self._once(Phase.REUSE, Kind.MEMORY, name, number, saved)
+
+    def _disk(self) -> None:
+        self._screen.say("asking for the saved prompts, from the disk")
+        for tokens, number in self._rounds():
+            for name in alternating(self._keep_files(), number):
+                self._once(Phase.DISK, Kind.DISK, name, number, self._saved(tokens, number))
+
+    def _rounds(self) -> list[tuple[int, int]]:
+        wanted = self._result.settings
+        return [(n, r) for n in wanted.lengths_tokens for r in range(wanted.rounds)]
+
+    def _saved(self, tokens: int, number: int) -> list[int]:
+        return prompt(tokens, self._result.settings.seed, "saved", tokens, number)
+
+    # -- one request ------------------------------------------------------------------------
+
+    def _once(
+        self, phase: Phase, kind: Kind, name: str, number: int, tokens: Sequence[int]
+    ) -> bool:
+        """Time to the first token of one prompt; false if the engine is not there."""
+        self._screen.step(f"{len(tokens)} tokens, round {number + 1}: {name}, {kind.value}")
+        answer = self._ask(name, [tokens], 1)
+        if answer is None:
+            return False
+        self._keep(phase, kind, name, number, len(tokens), answer)
+        return True
+
+    def _keep(
+        self, phase: Phase, kind: Kind, name: str, number: int, tokens: int, answer: Answer
+    ) -> None:
+        cached = sum(answer.cached_tokens)
+        self._result.samples.append(
+            Sample(phase, kind, name, tokens, number, round(answer.took_s, 6), cached)
+        )
+
+    def _ask(self, name: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Answer | None:
+        found: list[Answer] = []
+        self._guarded(name, lambda e: found.append(e.ask(prompts, max_tokens=max_tokens)))
+        return found[0] if found else None
+
+    def _rest(self, name: str, tokens: int) -> None:
+        longer = (_REST_LONGEST_S - _REST_S) * tokens / MAX_MODEL_TOKENS
+        self._guarded(name, lambda e: e.rest(_REST_S + longer))
+
+    def _guarded(self, name: str, call: Callable[[EngineLike], Any]) -> None:
+        """Calls an engine if it is there; one that fails is left out from now on."""
+        engine = self._engines.get(name)
+        if engine is None:
+            return
+        try:
+            call(engine)
+        except EngineError as e:
+            self._leave_out(name, str(e))
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self._result.absent[name] = why
+        self._screen.say(f"{name} is left out: {why}")
+        engine = self._engines.pop(name, None)
+        if engine is not None:
+            engine.kill()
+
+    # -- engines ----------------------------------------------------------------------------
+
+    def _open(self, names: Sequence[str]) -> None:
+        self._screen.say(f"starting engines: {', '.join(names)}")
+        self._starts += 1
+        for participant in self._of(names):
+            self._engines[participant.name] = self._start(participant)
+        for name in names:
+            self._guarded(name, lambda e: e.wait_ready())
+            warm = prompt(_WARM_TOKENS, "warm", name, self._starts)
+            self._ask(name, [warm], 4)
+
+    def _close(self, names: Sequence[str], *, gently: bool) -> None:
+        for name in names:
+            engine = self._engines.pop(name)
+            if gently:
+                engine.stop()
+            else:
+                engine.kill()
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Writes what is dirty and asks the kernel to forget the pages of every file in `folder`."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
