@@ -1,0 +1,46 @@
+"""Engines for the tests of this folder: the reference, and a way to start others."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, folder)  # for `vllm_engine`; pytest runs with `importmode=importlib`
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+StartEngine = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def start_engine(
+    smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartEngine]:
+    """Starts engines on the demo model (or `model`); whatever still runs is ended."""
+    from vllm_engine import VllmEngine
+
+    with ExitStack() as stack:
+
+        def start(*, model: Path = smollm2_folder, **arguments: Any) -> VllmEngine:
+            log = tmp_path_factory.mktemp("engine") / "log"
+            return stack.enter_context(VllmEngine(model, log, **arguments))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Tokens of an engine without Kvist and without a prefix cache: asked once, then ended."""
+    from vllm_engine import VllmEngine, make_reference
+
+    log = tmp_path_factory.mktemp("reference") / "log"
+    with VllmEngine(smollm2_folder, log, enable_prefix_caching=False) as engine:
+        return make_reference(engine)

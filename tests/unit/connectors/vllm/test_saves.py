@@ -1,0 +1,176 @@
+"""Saves and preemption: what the scheduler side orders, holds, fences and commits."""
+
+from __future__ import annotations
+
+import pytest
+from vllm_fakes import BLOCK, TABLE, Side, promise, request, scheduled, warm_side
+
+from kvist.connectors.vllm.messages import StepReport
+
+
+@pytest.fixture
+def warm() -> Side:
+    """A side whose store holds blocks 0 to 2 of the tokens 0, 1, 2 …"""
+    return warm_side()
+
+
+def test_blocks_are_saved_as_steps_fill_them() -> None:
+    side = Side()
+    req = request("a", 3 * BLOCK + 1)
+    side.side.arrive(req)
+    assert side.run(req, BLOCK - 1, TABLE).saves == []
+    (first,) = side.run(req, BLOCK + 1, TABLE).saves
+    assert first.pages == ((10,), (11,))
+    (second,) = side.run(req, BLOCK + 1, TABLE).saves
+    assert second.pages == ((12,),)
+
+
+def test_block_is_visible_only_when_every_rank_has_copied_it() -> None:
+    side = Side(ranks=2)
+    req = request("a", BLOCK)
+    side.side.arrive(req)
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    side.done(job.job_id)
+    assert side.store.blocks == {}
+    side.done(job.job_id)
+    assert len(side.store.blocks) == 1
+    assert side.store.open_leases == 0
+
+
+def test_two_ranks_in_one_report_count_as_two() -> None:
+    side = Side(ranks=2)
+    req = request("a", BLOCK)
+    side.side.arrive(req)
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    one, two = StepReport({job.job_id: 1}), StepReport({job.job_id: 1})
+    side.side.heard(one.aggregate(two), set())  # type: ignore[arg-type]
+    assert len(side.store.blocks) == 1
+
+
+def test_save_that_failed_on_one_rank_is_never_committed() -> None:
+    side = Side(ranks=2)
+    req = request("a", BLOCK)
+    side.side.arrive(req)
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    side.done(job.job_id, failed=[job.job_id])
+    side.done(job.job_id)
+    assert side.store.blocks == {}
+    assert side.store.writes[0].committed == []
+    assert side.store.open_leases == 0
+
+
+def test_finished_request_keeps_its_pages_until_its_saves_are_done() -> None:
+    side = Side()
+    req = request("a", BLOCK)
+    side.side.arrive(req)
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    assert side.side.finish(req, TABLE) is True
+    assert side.idle().release == []
+    assert side.side.busy()
+    side.done(job.job_id)
+    assert side.idle().release == ["a"]
+    assert not side.side.busy()
+
+
+def test_finished_request_without_saves_keeps_nothing() -> None:
+    side = Side()
+    req = request("a", BLOCK - 1)
+    side.side.arrive(req)
+    side.run(req, BLOCK - 1, TABLE)
+    assert side.side.finish(req, TABLE) is False
+
+
+def test_last_block_is_saved_when_the_request_ends() -> None:
+    """Its last token was sampled by the step that ended it; no later step would offer it."""
+    side = Side()
+    req = request("a", BLOCK - 1)
+    side.side.arrive(req)
+    side.run(req, BLOCK - 1, TABLE)
+    req.tokens += [50, 51]
+    req.num_computed_tokens = BLOCK
+    assert side.side.finish(req, TABLE) is True
+    (job,) = side.idle().saves
+    assert job.pages == ((10,),)
+
+
+def test_no_space_is_tried_again_in_the_next_step() -> None:
+    side = Side()
+    req = request("a", 2 * BLOCK + 1)
+    side.side.arrive(req)
+    side.store.full = True
+    assert side.run(req, 2 * BLOCK, TABLE).saves == []
+    assert side.side.tally.take()["kvist_no_space_total"] == 1
+    side.store.full = False
+    (job,) = side.run(req, 1, TABLE).saves
+    assert job.pages == ((10,), (11,))
+
+
+def test_save_takes_the_head_of_what_there_is_room_for() -> None:
+    side = Side()
+    side.store.room = 1
+    req = request("a", 2 * BLOCK + 1)
+    side.side.arrive(req)
+    (first,) = side.run(req, 2 * BLOCK, TABLE).saves
+    assert first.pages == ((10,),)
+    (second,) = side.run(req, 1, TABLE).saves
+    assert second.pages == ((11,),)
+
+
+def test_blocks_that_are_there_are_not_copied_again(warm: Side) -> None:
+    req = request("b", 4 * BLOCK)
+    warm.side.arrive(req)
+    (job,) = warm.run(req, 4 * BLOCK, TABLE).saves
+    assert job.pages == ((13,),)
+
+
+def test_generated_tokens_are_saved_unless_switched_off() -> None:
+    for save_decode, want in ((True, 1), (False, 0)):
+        side = Side(save_decode=save_decode)
+        req = request("a", BLOCK - 1)
+        side.side.arrive(req)
+        side.run(req, BLOCK - 1, TABLE)
+        req.tokens.append(99)
+        plan = side.run(req, 1, TABLE)
+        assert len(plan.saves) == want
+
+
+def test_draft_tokens_are_not_saved_before_they_are_accepted() -> None:
+    side = Side()
+    req = request("a", BLOCK - 1)
+    side.side.arrive(req)
+    side.run(req, BLOCK - 1, TABLE)
+    req.tokens.append(99)
+    plan = side.side.plan_step(scheduled(cached=[(req, BLOCK + 1, TABLE)]))  # one and four drafts
+    assert [job.pages for job in plan.saves] == [((10,),)]
+
+
+def test_switched_off_saving_orders_nothing() -> None:
+    side = Side(save=False)
+    req = request("a", 2 * BLOCK)
+    side.side.arrive(req)
+    assert side.run(req, 2 * BLOCK, TABLE).saves == []
+    assert side.side.finish(req, TABLE) is False
+
+
+def test_preemption_during_a_save_fences_the_next_step() -> None:
+    side = Side()
+    req, other = request("a", BLOCK), request("b", BLOCK, first=100)
+    for r in (req, other):
+        side.side.arrive(r)
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    assert side.run(other, 1, [20]).fence is False
+    req.num_preemptions, req.num_computed_tokens = 1, 0
+    assert side.idle().fence is True
+    side.done(job.job_id)
+    assert side.idle().fence is False
+
+
+def test_preempted_request_asks_for_its_blocks_again() -> None:
+    side = Side()
+    req = request("a", 2 * BLOCK)
+    side.side.arrive(req)
+    assert promise(side, req) == (0, False)
+    (job,) = side.run(req, 2 * BLOCK, TABLE).saves
+    side.done(job.job_id)
+    req.num_preemptions, req.num_computed_tokens = 1, 0
+    assert promise(side, req) == (2 * BLOCK, True)

@@ -1,0 +1,277 @@
+"""A store, requests and scheduler outputs that a test can steer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.vllm.engine_facts import EngineFacts
+from kvist.connectors.vllm.event_feed import EventFeed
+from kvist.connectors.vllm.loads import LoadKnobs
+from kvist.connectors.vllm.messages import StepPlan, StepReport
+from kvist.connectors.vllm.saves import SaveKnobs
+from kvist.connectors.vllm.scheduler_side import SchedulerSide
+from kvist.core.errors import LeaseError, NoSpaceError
+from kvist.core.keys import Key
+from kvist.core.layout import BlockLayout
+from kvist.core.outcome import BlockRef, Match, Outcome, Tier
+from kvist.tiers.dram import ArenaLocator
+
+BLOCK = 4
+SLOT_BYTES = 1000
+ARENA = ArenaLocator(1, 2, 3, 4)
+TABLE = [10, 11, 12, 13, 14, 15]  # pages of whichever request runs
+
+
+@dataclass
+class FakeLease:
+    """Both kinds of lease; blocks from `arrived` on are pending where the store is slow."""
+
+    store: FakeStore
+    keys: list[Key]
+    there: list[bool]
+    arrived: int = 1000
+    released: bool = False
+    committed: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            self.store.open_leases -= 1
+
+    def ready(self) -> bool:
+        return self.arrived >= len(self.keys)
+
+    def outcome(self, i: int) -> Outcome:
+        if self.released:
+            return Outcome.MISS
+        if i >= self.arrived:
+            return Outcome.PENDING
+        return Outcome.HIT if self.there[i] else Outcome.MISS
+
+    def wait(self, i: int, *, timeout_s: float | None = None) -> Outcome:
+        self.store.waited.append((i, timeout_s))
+        return self.outcome(i)
+
+    def hits(self) -> int:
+        return next((i for i, hit in enumerate(self.there) if not hit), len(self.there))
+
+    def slot(self, i: int) -> int:
+        if self.released:
+            raise LeaseError("released")
+        return self.store.slot_of(self.keys[i])
+
+    def buffer(self, i: int) -> memoryview:
+        raise LeaseError("no bytes here")
+
+    def present(self, i: int) -> bool:
+        return self.there[i]
+
+    def commit(self, i: int) -> bool:
+        if self.released:
+            raise LeaseError("released")
+        self.committed.append(i)
+        self.store.blocks[self.keys[i]] = Tier.DRAM
+        return True
+
+
+class FakeStore:
+    """Blocks by key and tier; no bytes."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Key, Tier] = {}
+        self.room = 100
+        self.full = False  # NoSpaceError at the next reservation
+        self.slow = False  # blocks are pending until the test moves `arrived`
+        self.waited: list[tuple[int, float | None]] = []
+        self.lost = -1  # from this block on, a read misses what match promised
+        self.open_leases = 0
+        self.reads: list[FakeLease] = []
+        self.writes: list[FakeLease] = []
+        self._slots: dict[Key, int] = {}
+
+    def slot_of(self, key: Key) -> int:
+        return self._slots.setdefault(key, len(self._slots) * SLOT_BYTES)
+
+    def match(self, keys: Sequence[Key]) -> Match:
+        tiers = []
+        for key in keys:
+            if key not in self.blocks:
+                break
+            tiers.append(self.blocks[key])
+        return Match(tuple(tiers))
+
+    def read(self, keys: Sequence[Key], *, deadline_s: float) -> FakeLease:
+        if self.full:
+            raise NoSpaceError("full")
+        hits = [k in self.blocks and not 0 <= self.lost <= i for i, k in enumerate(keys)]
+        lease = FakeLease(self, list(keys), hits, arrived=0 if self.slow else 1000)
+        self.open_leases += 1
+        self.reads.append(lease)
+        return lease
+
+    def write(self, blocks: Sequence[BlockRef]) -> FakeLease:
+        if self.full:
+            raise NoSpaceError("full")
+        lease = FakeLease(self, [b.key for b in blocks], [b.key in self.blocks for b in blocks])
+        self.open_leases += 1
+        self.writes.append(lease)
+        return lease
+
+    def room_blocks(self) -> int:
+        return self.room
+
+
+@dataclass
+class FakeRequest:
+    """What Kvist reads of a vLLM request."""
+
+    request_id: str
+    tokens: list[int]
+    prompt_tokens: int
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    cache_salt: str | None = None
+    lora_request: Any = None
+    mm_features: tuple[Any, ...] = ()
+    prompt_embeds: Any = None
+    skip_reading_prefix_cache: bool = False
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.tokens[: self.prompt_tokens]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.prompt_tokens
+
+
+def request(name: str, count: int, *, first: int = 0, **fields: Any) -> FakeRequest:
+    """A request whose prompt is `count` consecutive numbers."""
+    return FakeRequest(name, list(range(first, first + count)), count, **fields)
+
+
+def scheduled(
+    new: Sequence[tuple[FakeRequest, int, list[int]]] = (),
+    cached: Sequence[tuple[FakeRequest, int, list[int]]] = (),
+) -> Any:
+    """A scheduler output: (request, tokens scheduled now, page table) of each that runs."""
+    tables = {r.request_id: (table,) for r, _, table in (*new, *cached)}
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=r.request_id, num_computed_tokens=r.num_computed_tokens)
+            for r, _, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[r.request_id for r, _, _ in cached],
+            num_computed_tokens=[r.num_computed_tokens for r, _, _ in cached],
+        ),
+        num_scheduled_tokens={r.request_id: n for r, n, _ in (*new, *cached)},
+        total_num_scheduled_tokens=sum(n for _, n, _ in (*new, *cached)),
+        kv_connector_block_state=SimpleNamespace(get_block_ids=tables.get),
+    )
+
+
+class Side:
+    """A scheduler side over a `FakeStore`, and the steps of an engine in short."""
+
+    def __init__(
+        self,
+        *,
+        page_tokens: int = BLOCK,
+        block_tokens: int = BLOCK,
+        ranks: int = 1,
+        load: bool = True,
+        save: bool = True,
+        save_decode: bool = True,
+        min_load_tokens: int = 0,
+    ) -> None:
+        self.store = FakeStore()
+        layout = BlockLayout(1, 2, 8, block_tokens, "float32")
+        facts = EngineFacts(
+            layout, BlockGeometry(block_tokens, page_tokens), bytes(32), ranks, ranks
+        )
+        self.feed = EventFeed(block_tokens, enabled=True)
+        self.side = SchedulerSide(
+            self.store,  # type: ignore[arg-type]
+            ARENA,
+            facts,
+            self.feed,
+            LoadKnobs(enabled=load, min_tokens=min_load_tokens, deadline_s=1.0),
+            SaveKnobs(enabled=save, decode=save_decode),
+        )
+
+    def run(self, req: FakeRequest, tokens: int, table: list[int]) -> StepPlan:
+        """One step in which only `req` computes `tokens` more."""
+        plan = self.side.plan_step(scheduled(new=[(req, tokens, table)]))
+        req.num_computed_tokens += tokens
+        return plan
+
+    def idle(self) -> StepPlan:
+        """A step without a forward pass."""
+        return self.side.plan_step(scheduled())
+
+    def done(self, *jobs: int, failed: Sequence[int] = (), ranks: int = 1) -> None:
+        """The workers report these jobs, from as many ranks."""
+        self.side.heard(StepReport(dict.fromkeys(jobs, ranks), set(failed)), set())
+
+    def save_all(self, req: FakeRequest, table: list[int]) -> None:
+        """Serves `req` to its end, all its full blocks saved."""
+        self.side.arrive(req)
+        plan = self.run(req, len(req.tokens) - req.num_computed_tokens, table)
+        self.done(*[job.job_id for job in plan.saves])
+        self.side.finish(req, table)
+
+
+def warm_side() -> Side:
+    """A side whose store holds blocks 0 to 2 of the tokens 0, 1, 2 …"""
+    side = Side()
+    side.save_all(request("writer", 3 * BLOCK), TABLE)
+    side.idle()
+    assert side.store.open_leases == 0
+    return side
+
+
+def promise(side: Side, req: FakeRequest, computed: int = 0) -> tuple[int, bool]:
+    """What the engine is told it can load beyond `computed` tokens."""
+    return side.side.matched(req, computed)
+
+
+def load(side: Side, req: FakeRequest, table: Sequence[int] = TABLE) -> StepPlan:
+    """A request arrives, is promised blocks and given pages; the first step of its load."""
+    side.side.arrive(req)
+    tokens, is_async = promise(side, req)
+    assert tokens
+    assert is_async
+    side.side.allocated(req, table, 0, tokens)
+    return side.idle()
+
+
+def end_load(side: Side, req: FakeRequest) -> None:
+    """Every rank reports that the load has ended."""
+    side.side.heard(None, {req.request_id})
