@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
-from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folder
-from kvist.core.errors import ConfigError
+from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
+from kvist.core.errors import ConfigError, TierBusyError, TierError
 from kvist.core.events import KvEvent
-from kvist.policy.leaf_lru import LeafLru
-from kvist.policy.lru import Lru
-from kvist.policy.protocol import EvictionPolicy
+from kvist.policy import (
+    Arc,
+    EvictionPolicy,
+    Fifo,
+    Gdsf,
+    LeafLru,
+    Lirs,
+    Lru,
+    S3Fifo,
+    Sieve,
+    Value,
+    WTinyLfu,
+)
 from kvist.store.breaker import Breaker
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
-from kvist.tiers.ssd import FsyncMode, SsdTier
+from kvist.tiers.protocol import LowerTier
+from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
+from kvist.tiers.ssd.striped import StripedTier
 from kvist.tiers.warmer import Warmer
 
+_log = logging.getLogger(__name__)
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
-_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"leaf-lru": LeafLru, "lru": Lru}
+# Each gets the blocks that the DRAM tier holds.
+_POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
+    "arc": Arc,
+    "fifo": lambda _: Fifo(),
+    "gdsf": lambda _: Gdsf(),
+    "leaf-lru": lambda _: LeafLru(),
+    "lirs": Lirs,
+    "lru": lambda _: Lru(),
+    "s3-fifo": S3Fifo,
+    "sieve": lambda _: Sieve(),
+    "value": lambda _: Value(time.monotonic),
+    "w-tinylfu": WTinyLfu,
+}
 _FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
 
 
@@ -58,7 +86,7 @@ def open_embedded_store(
     Warmer(arena, lambda: arena.touched_bytes).start()
     return TieredStore(
         arena,
-        _POLICIES[config.store.dram.policy](),
+        _POLICIES[config.store.dram.policy](capacity_bytes // block_bytes),
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
@@ -74,12 +102,45 @@ def open_embedded_store(
     )
 
 
-def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> SsdTier:
+def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
+    """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
+
+    Raises:
+        TierBusyError: another process owns a folder.
+        TierError: no folder can be used.
+    """
+    folders = ssd_folders(config)
+    if len(folders) == 1:
+        return _open_folder(config, folders[0], fingerprint, shard)
+    members: list[tuple[str, SsdTier, float]] = []
+    failure: TierError | None = None
+    with ExitStack() as undo:
+        for folder in folders:
+            try:
+                tier = _open_folder(config, folder, fingerprint, shard)
+            except TierBusyError:
+                raise
+            except TierError as error:
+                _log.warning("SSD folder %s is left out: %s", folder, error)
+                failure = error
+                continue
+            undo.callback(tier.close)
+            members.append((str(folder), tier, float(ssd_bytes(config, folder=folder))))
+        if failure is not None and not members:
+            raise failure
+        undo.pop_all()
+    return StripedTier(members)
+
+
+def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -> SsdTier:
     ssd = config.store.ssd
     return SsdTier.open(
-        ssd_folder(config) / shard if shard else ssd_folder(config),
+        folder / shard if shard else folder,
         keyspace=fingerprint,
-        capacity_bytes=ssd_bytes(config),
+        capacity_bytes=ssd_bytes(config, folder=folder),
         segment_bytes=ssd.segment,
         fsync=_FSYNC[ssd.fsync],
+        mode=IoMode(ssd.io),
+        engine=EngineKind(ssd.engine),
+        depth=ssd.depth,
     )

@@ -1,14 +1,23 @@
-"""Both media below DRAM pass the published suite."""
+"""Every medium below DRAM passes the published suite, the SSD tier with every way of I/O."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kvist.core.keys import Key
-from kvist.testing.tier_suite import CAPACITY_BYTES, LowerTierSuite
+from kvist.testing.tier_suite import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    LowerTierSuite,
+    read_block,
+    suite_block,
+    suite_key,
+    suite_payload,
+)
 from kvist.tiers.memory import MemoryTier, StoredBlock
 from kvist.tiers.protocol import LowerTier
-from kvist.tiers.ssd import FsyncMode, SsdTier
+from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
+from kvist.tiers.ssd.striped import StripedTier
 
 
 class TestMemoryTier(LowerTierSuite):
@@ -17,11 +26,74 @@ class TestMemoryTier(LowerTierSuite):
         return MemoryTier(capacity_bytes=capacity_bytes, medium=medium)
 
 
-class TestSsdTier(LowerTierSuite):
+class _SsdTierSuite(LowerTierSuite):
+    kind = EngineKind.AUTO
+    mode = IoMode.AUTO
+
     def open_tier(self, directory: Path, capacity_bytes: int = CAPACITY_BYTES) -> LowerTier:
         return SsdTier.open(
-            directory, keyspace=bytes(32), capacity_bytes=capacity_bytes, fsync=FsyncMode.OFF
+            directory,
+            keyspace=bytes(32),
+            capacity_bytes=capacity_bytes,
+            fsync=FsyncMode.OFF,
+            mode=self.mode,
+            engine=self.kind,
+            depth=4,
         )
+
+
+class TestSsdTier(_SsdTierSuite):
+    pass
+
+
+class TestSsdTierOnRingBuffered(_SsdTierSuite):
+    kind, mode = EngineKind.URING, IoMode.BUFFERED
+
+
+class TestSsdTierOnPoolDirect(_SsdTierSuite):
+    kind, mode = EngineKind.POOL, IoMode.DIRECT
+
+
+class TestSsdTierOnPoolBuffered(_SsdTierSuite):
+    kind, mode = EngineKind.POOL, IoMode.BUFFERED
+
+
+class TestSsdTierOnTwinDirect(_SsdTierSuite):
+    kind, mode = EngineKind.TWIN, IoMode.DIRECT
+
+
+class TestSsdTierOnTwinBuffered(_SsdTierSuite):
+    kind, mode = EngineKind.TWIN, IoMode.BUFFERED
+
+
+class TestStripedTier(LowerTierSuite):
+    def open_tier(self, directory: Path, capacity_bytes: int = CAPACITY_BYTES) -> LowerTier:
+        return StripedTier(
+            [
+                (
+                    name,
+                    SsdTier.open(
+                        directory / name,
+                        keyspace=bytes(32),
+                        capacity_bytes=capacity_bytes,
+                        fsync=FsyncMode.OFF,
+                    ),
+                    float(capacity_bytes),
+                )
+                for name in ("a", "b", "c")
+            ]
+        )
+
+    def test_newest_blocks_stay_when_the_cap_is_exceeded(self, tier: LowerTier) -> None:
+        """Each directory has the whole cap: three times as many blocks go in."""
+        count = 6 * CAPACITY_BYTES // BLOCK_BYTES
+        for i in range(count):
+            tier.put([suite_payload(i)])
+            assert tier.contains(suite_key(i))
+        assert not tier.contains(suite_key(0))
+        for i in range(count):
+            assert read_block(tier, i) in (None, suite_block(i))
+        tier.close()
 
 
 class TestSsdTierWithFsync(LowerTierSuite):

@@ -37,6 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),
     Command("verify", "verify", "read the SSD cache and check every checksum"),
+    Command("replay", "replay", "replay a trace against eviction policies"),
 )
 
 

@@ -22,6 +22,7 @@ from kvist.config import (
     preflight,
     ssd_bytes,
     ssd_folder,
+    ssd_folders,
 )
 from kvist.connectors.identity import keyspace_for, weights_id
 from kvist.connectors.plan import BlockGeometry
@@ -202,8 +203,10 @@ def transfer_config(loaded: LoadedConfig) -> str:
     tree = as_mapping(loaded.config)
     tree["store"]["dram"]["capacity"] = dram_bytes(loaded.config)
     if loaded.config.store.ssd.enabled:
-        tree["store"]["ssd"]["capacity"] = ssd_bytes(loaded.config)
-        tree["store"]["ssd"]["path"] = str(ssd_folder(loaded.config))
+        folders = [str(folder) for folder in ssd_folders(loaded.config)]
+        if len(folders) == 1:  # else `auto` is a matter of each folder
+            tree["store"]["ssd"]["capacity"] = ssd_bytes(loaded.config)
+        tree["store"]["ssd"]["path"] = folders[0] if len(folders) == 1 else folders
     return json.dumps(
         {
             "kv_connector": "KvistConnector",

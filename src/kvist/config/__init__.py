@@ -10,6 +10,7 @@ from kvist.config.preflight import (
     read_machine,
     ssd_bytes,
     ssd_folder,
+    ssd_folders,
 )
 from kvist.config.schema import (
     BreakerConfig,
@@ -44,5 +45,6 @@ __all__ = [
     "read_machine",
     "ssd_bytes",
     "ssd_folder",
+    "ssd_folders",
     "value_at",
 ]

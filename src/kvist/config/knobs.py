@@ -62,6 +62,8 @@ def _describe(kind: Any, *, is_size: bool) -> str:
             bounds += "".join(f"{word}{limit}" for word, limit in limits if limit is not None)
         kind = kind.__origin__
     args = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return "list of " + _describe(args[0], is_size=is_size)
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(f"`{a}`" for a in args)
     if args:

@@ -67,20 +67,29 @@ def dram_bytes(config: Config, machine: Machine | None = None) -> int:
     return min(available // 4, MAX_AUTO_DRAM_BYTES) // MIB * MIB
 
 
+def ssd_folders(config: Config) -> tuple[Path, ...]:
+    """The folders of the SSD tier, `~` expanded, absolute."""
+    path = config.store.ssd.path
+    return tuple(
+        Path(p).expanduser().absolute() for p in ((path,) if isinstance(path, str) else path)
+    )
+
+
 def ssd_folder(config: Config) -> Path:
-    """The folder of the SSD tier, `~` expanded, absolute."""
-    return Path(config.store.ssd.path).expanduser().absolute()
+    """The first, and mostly the only, folder of the SSD tier."""
+    return ssd_folders(config)[0]
 
 
-def ssd_bytes(config: Config, free_bytes: int | None = None) -> int:
-    """Capacity of the SSD tier in bytes, `auto` resolved (a whole number of MiB).
+def ssd_bytes(config: Config, free_bytes: int | None = None, *, folder: Path | None = None) -> int:
+    """Capacity of one folder of the SSD tier in bytes, `auto` resolved (a whole number of MiB).
 
+    The first folder is meant by default.
     What the folder already holds counts as free: else the cap would shrink at every start.
     """
     capacity = config.store.ssd.capacity
     if capacity != "auto":
         return capacity
-    folder = ssd_folder(config)
+    folder = folder or ssd_folder(config)
     if free_bytes is None:
         free_bytes = shutil.disk_usage(_nearest(folder)).free + _held_bytes(folder)
     return min(free_bytes // 10, MAX_AUTO_SSD_BYTES) // MIB * MIB
@@ -96,7 +105,8 @@ def preflight(
     origins = origins or {}
     found = [*_dram_problems(config, machine or read_machine())]
     if config.store.ssd.enabled:
-        found += _folder_problems(ssd_folder(config)) or _ssd_problems(config)
+        for folder in ssd_folders(config):
+            found += _folder_problems(folder) or _ssd_problems(config, folder)
     return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
 
 
@@ -122,8 +132,8 @@ def _dram_problems(config: Config, machine: Machine) -> list[Problem]:
     return []
 
 
-def _ssd_problems(config: Config) -> list[Problem]:
-    size_bytes, folder, path = ssd_bytes(config), ssd_folder(config), "store.ssd.capacity"
+def _ssd_problems(config: Config, folder: Path) -> list[Problem]:
+    size_bytes, path = ssd_bytes(config, folder=folder), "store.ssd.capacity"
     if size_bytes < MIN_SSD_BYTES:
         return [
             Problem(

@@ -37,10 +37,22 @@ class DramConfig(_Section, frozen=True):
         ),
     ] = "auto"
     policy: Annotated[
-        Literal["leaf-lru", "lru"],
+        Literal[
+            "leaf-lru",
+            "value",
+            "arc",
+            "fifo",
+            "gdsf",
+            "lirs",
+            "lru",
+            "s3-fifo",
+            "sieve",
+            "w-tinylfu",
+        ],
         Meta(
             description="Eviction order. `leaf-lru` evicts the least recently used block that no "
-            "present block continues; `lru` ignores the prefix tree."
+            "present block continues; `value` learns when blocks are used again and evicts what "
+            "brings least; the others ignore the prefix tree."
         ),
     ] = "leaf-lru"
 
@@ -52,16 +64,18 @@ class SsdConfig(_Section, frozen=True):
         bool, Meta(description="Whether blocks are also kept on disk and survive a restart.")
     ] = True
     path: Annotated[
-        str,
+        Annotated[str, Meta(min_length=1)]
+        | Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)],
         Meta(
-            min_length=1,
-            description="Folder of the segment log, made with mode 0700. One process owns it.",
+            description="Folder of the segment log, made with mode 0700. One process owns it. A "
+            "list of folders (in YAML) spreads new blocks over them by capacity; adding one moves "
+            "nothing, one that fails costs its own blocks only."
         ),
     ] = "~/.cache/kvist"
     capacity: Annotated[
         int | Literal["auto"],
         Meta(
-            description="Hard cap in bytes on what the folder holds. `auto`: a tenth of the disk "
+            description="Hard cap in bytes on what a folder holds. `auto`: a tenth of the disk "
             "space that is free at start (counting what the folder already holds as free), at "
             "most 64 GiB.",
             extra=_SIZE,
@@ -84,6 +98,25 @@ class SsdConfig(_Section, frozen=True):
             "guards every read."
         ),
     ] = "batch"
+    io: Annotated[
+        Literal["auto", "direct", "buffered"],
+        Meta(
+            description="`direct`: O_DIRECT, so that no block is in memory twice and the page "
+            "cache stays the engine's; where a file system refuses it, buffered. `buffered`: "
+            "through the page cache; blocks that it still holds are read faster after a restart. "
+            "`auto` is `direct`."
+        ),
+    ] = "auto"
+    engine: Annotated[
+        Literal["auto", "uring", "pool"],
+        Meta(
+            description="What reads several blocks at once: io_uring or a pool of threads. `auto`: "
+            "io_uring where the kernel grants it."
+        ),
+    ] = "auto"
+    depth: Annotated[
+        int, Meta(ge=1, le=1024, description="Reads that one thread has under way at once.")
+    ] = 16
 
 
 class BreakerConfig(_Section, frozen=True):

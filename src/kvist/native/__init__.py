@@ -14,7 +14,15 @@ from kvist.native.pagemap import Direction, PageMap
 IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
-    from kvist.native.twin import chain_keys, checksum, copy_checksum, digest, move_pages
+    from kvist.native.io_twin import open_pool, open_uring
+    from kvist.native.table_twin import KeyTable
+    from kvist.native.twin import (
+        chain_keys,
+        checksum,
+        copy_checksum,
+        digest,
+        move_pages,
+    )
 else:
     _wish = os.environ.get("KVIST_NATIVE", "auto")
     if _wish not in ("auto", "on", "off"):
@@ -29,6 +37,11 @@ else:
             raise
         from kvist.native import twin as _chosen
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
+    if IMPLEMENTATION == "native":
+        from kvist.native._core import KeyTable, open_pool, open_uring
+    else:
+        from kvist.native.io_twin import open_pool, open_uring
+        from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
     copy_checksum = _chosen.copy_checksum
@@ -38,10 +51,13 @@ else:
 __all__ = [
     "IMPLEMENTATION",
     "Direction",
+    "KeyTable",
     "PageMap",
     "chain_keys",
     "checksum",
     "copy_checksum",
     "digest",
     "move_pages",
+    "open_pool",
+    "open_uring",
 ]

@@ -126,22 +126,21 @@ def move_pages(
     steps = np.arange(page_map.unit_bytes, dtype=np.int64)
     index = (page_map.tables.astype(np.int64)[:, :, None] + steps).reshape(page_map.kinds, region)
     spans = [int(row.max()) + 1 for row in index]
-    for slot, page_row in zip(slots.tolist(), pages.tolist(), strict=True):
-        for layer, kind, head, j in np.ndindex(
-            len(page_map.layers), page_map.kinds, page_map.heads, columns
-        ):
-            if page_row[j] < 0:
-                continue
-            row = (layer * page_map.kinds + kind) * page_map.block_heads
-            row += page_map.first_head + head
-            canonical = _memory(slot + (row * columns + j) * region, region)
-            start = int(page_map.layers[layer]) + page_row[j] * page_map.page_stride_bytes
-            start += int(page_map.head_offsets[kind, head])
-            engine = _memory(start, spans[kind])
-            if direction is Direction.GATHER:
-                canonical[:] = engine[index[kind]]
-            else:
-                engine[index[kind]] = canonical
+    for layer in range(len(page_map.layers)):
+        for slot, page_row in zip(slots.tolist(), pages.tolist(), strict=True):
+            for kind, head, j in np.ndindex(page_map.kinds, page_map.heads, columns):
+                if page_row[j] < 0:
+                    continue
+                row = (layer * page_map.kinds + kind) * page_map.block_heads
+                row += page_map.first_head + head
+                canonical = _memory(slot + (row * columns + j) * region, region)
+                start = int(page_map.layers[layer]) + page_row[j] * page_map.page_stride_bytes
+                start += int(page_map.head_offsets[kind, head])
+                engine = _memory(start, spans[kind])
+                if direction is Direction.GATHER:
+                    canonical[:] = engine[index[kind]]
+                else:
+                    engine[index[kind]] = canonical
 
 
 def _check_move(slots: npt.NDArray[np.uint64], pages: npt.NDArray[np.int64], threads: int) -> None:

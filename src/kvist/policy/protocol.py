@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from kvist.core.keys import Key
 
@@ -36,6 +38,42 @@ class EvictionPolicy(Protocol):
 
     def __len__(self) -> int:
         """Number of keys."""
+        ...
+
+
+class Finish(enum.IntEnum):
+    """How the generation ended that follows a prompt. The numbers are those of `cls` in traces."""
+
+    TOOL_USE = 0
+    END_TURN = 1
+    UNKNOWN = 2
+    SUB_AGENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the connector knows of a request; every field may stay unknown."""
+
+    finish: Finish = Finish.UNKNOWN
+    output_tokens: int | None = None
+    partial: Key | None = None  # the prompt's last block, if it is not full
+
+
+@runtime_checkable
+class TakesHints(Protocol):
+    """A policy that wants to know which request its calls belong to."""
+
+    def begin(self, hints: Hints) -> None:
+        """Says that the calls from here on, until the next `begin`, are of a request like this."""
+        ...
+
+
+@runtime_checkable
+class Anticipates(Protocol):
+    """A policy whose choice of a victim depends on what comes in."""
+
+    def expect(self, key: Key) -> None:
+        """Says that `key`, which is absent, comes in once the victims for it are gone."""
         ...
 
 

@@ -54,6 +54,7 @@ def _check_order(desk: Desk) -> None:
     resident = sorted(e.key for e in table.entries.values() if e.resident)
     _demand(len(table.policy) == len(resident), "the policy counts other keys than are resident")
     _demand(sorted(table.policy.victims()) == resident, "the policy orders other keys")
+    _demand(sorted(table.resident) == resident, "`match` sees other keys than are resident")
 
 
 def _check_queues(desk: Desk) -> None:

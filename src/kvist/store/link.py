@@ -8,15 +8,15 @@ hung medium costs one deadline and then nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Thread
 from typing import Protocol, runtime_checkable
 
 from kvist.core.errors import KvistError, TierFullError
 from kvist.core.keys import Key
 from kvist.core.outcome import Tier
-from kvist.store.breaker import Breaker
-from kvist.tiers.protocol import LowerTier
+from kvist.store.breaker import Breaker, BreakerState
+from kvist.tiers.protocol import LowerTier, RunFinder
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Clearable(Protocol):
 
 
 class LowerLink:
-    """State about one lower tier. Called under the store's lock, but `forget`, `close_tier`."""
+    """State about one lower tier. Called under the store's lock where not said otherwise."""
 
     def __init__(
         self,
@@ -51,10 +51,17 @@ class LowerLink:
         self._io_threads = io_threads
         self._stuck_s = stuck_s
         self._clock = clock
+        self._finder = tier if isinstance(tier, RunFinder) else None
         self._reads: dict[int, float] = {}  # ticket → when the call began
         self._put_began: float | None = None
         self._tickets = 0
         self._writer_lost = False
+
+    def contains_run(self, keys: Sequence[Key]) -> int:
+        """How many keys from the first on are below. Called without the store's lock."""
+        if self._finder is not None:
+            return self._finder.contains_run(keys)
+        return next((i for i, key in enumerate(keys) if not self.tier.contains(key)), len(keys))
 
     def readable(self) -> bool:
         """Whether the tier counts as present for reading now."""
@@ -76,6 +83,14 @@ class LowerLink:
         self._tickets += 1
         self._reads[self._tickets] = self._clock()
         return self._tickets
+
+    def go_on_reading(self, ticket: int) -> None:
+        """A read of many blocks has brought one more: it is alive."""
+        self._reads[ticket] = self._clock()
+
+    def probing(self) -> bool:
+        """Whether the next read asks if the medium works again; then one block is enough."""
+        return self.read.state is not BreakerState.CLOSED
 
     def end_read(self, ticket: int, error: Exception | None) -> None:
         """Reports how a read ended; one that took too long is a failure too."""
@@ -143,3 +158,27 @@ class LowerLink:
 
     def _is_stuck(self, began: float | None) -> bool:
         return began is not None and self._clock() - began >= self._stuck_s
+
+
+def present_run(
+    keys: Sequence[Key], tiers: Sequence[Tier | None], link: LowerLink | None
+) -> tuple[Tier, ...]:
+    """Where each block is, up to the first that is nowhere.
+
+    `tiers[i]` says whether block i is above `link`; the others are looked up there in one call.
+    """
+    missing = tiers.count(None)
+    first = tiers.index(None) if missing else len(tiers)
+    head = (Tier.DRAM,) * first
+    if link is None or not missing:
+        return head
+    if first + missing == len(tiers):
+        return head + (link.name,) * link.contains_run(keys[first:])
+    below = link.contains_run([k for k, t in zip(keys, tiers, strict=True) if t is None])
+    found = list(head)
+    for tier in tiers[first:]:
+        below -= tier is None
+        if below < 0:
+            break
+        found.append(tier or link.name)
+    return tuple(found)

@@ -1,7 +1,13 @@
-"""Promotion: a few daemon threads read blocks from the tier below into reserved slots, in order."""
+"""Promotion: a few daemon threads read blocks from the tier below into reserved slots, in order.
+
+Where the tier can read many at once, a thread takes several blocks, of which each is settled as
+soon as its bytes are there and proven.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from threading import Thread
 
 from kvist.core.errors import KvistError
@@ -10,15 +16,22 @@ from kvist.core.outcome import Outcome
 from kvist.store.desk import WAKE_S, Desk
 from kvist.store.entry import Entry, State
 from kvist.store.link import LowerLink
+from kvist.tiers.protocol import BatchReader
+
+BATCH_BLOCKS = 32
+BATCH_BYTES = 64 << 20
 
 
 class Loader:
-    """The io threads. A thread that hangs in the medium holds its one entry and no lock."""
+    """The io threads. A thread that hangs in the medium holds its entries and no lock."""
 
     def __init__(self, desk: Desk, link: LowerLink, *, threads: int) -> None:
         self._desk = desk
         self._link = link
         self._stopping = False
+        self._many = link.tier if isinstance(link.tier, BatchReader) else None
+        fitting = BATCH_BYTES // desk.table.raw_bytes
+        self._batch_blocks = max(1, min(BATCH_BLOCKS, fitting)) if self._many else 1
         self.threads = [
             Thread(target=self._serve, name=f"kvist-load-{n}", daemon=True) for n in range(threads)
         ]
@@ -48,39 +61,68 @@ class Loader:
                     desk.load_work.wait(WAKE_S)
                 if self._stopping:
                     return
-                entry, _ = desk.loads.popitem(last=False)
+                # asked before the ticket, which turns an open breaker into one that probes
+                most = 1 if self._link.probing() else self._batch_blocks
                 ticket = self._link.begin_read()
                 if ticket is None:
+                    entry, _ = desk.loads.popitem(last=False)
                     desk.table.counters.load_failed += 1
                     desk.table.fail(entry)
                     desk.changed.notify_all()
                     continue
-                entry.busy = True
-                desk.table.settle(entry)
-                out = desk.table.view(entry)
-            self._load(entry, out, ticket)
-            del out
+                batch = self._take(most)
+            self._load(batch, ticket)
+            del batch
             desk.outbox.drain()
 
-    def _load(self, entry: Entry, out: memoryview, ticket: int) -> None:
-        outcome: Outcome | None = None
+    def _take(self, most: int) -> dict[Entry, memoryview]:
+        """Makes up to `most` queued entries busy; caller holds the lock."""
+        desk = self._desk
+        batch = {}
+        for entry in list(islice(desk.loads, most)):
+            del desk.loads[entry]
+            entry.busy = True
+            desk.table.settle(entry)
+            batch[entry] = desk.table.view(entry)
+        return batch
+
+    def _load(self, batch: dict[Entry, memoryview], ticket: int) -> None:
         failure: Exception | None = None
         returned = False
+        left = dict.fromkeys(batch)
         try:
-            outcome = self._link.tier.read_into(entry.key, out)
+            for entry, outcome in self._read(batch):
+                with self._desk.lock:
+                    del left[entry]
+                    self._link.go_on_reading(ticket)
+                    if not isinstance(outcome, Outcome):
+                        failure = outcome
+                    self._settle(entry, outcome)
+                    self._desk.changed.notify_all()
             returned = True
         except (KvistError, OSError) as error:
             failure, returned = error, True
-        finally:  # also when a faulty tier kills this thread: the entry must not stay in limbo
+        finally:  # also when a faulty tier kills this thread: no entry may stay in limbo
             with self._desk.lock:
                 if not returned:
                     failure = RuntimeError("the tier raised an error that it may not raise")
                     self._link.lose_reader()
                 self._link.end_read(ticket, failure)
-                self._settle(entry, outcome)
+                for entry in left:
+                    self._settle(entry, None)
                 self._desk.changed.notify_all()
 
-    def _settle(self, entry: Entry, outcome: Outcome | None) -> None:
+    def _read(self, batch: dict[Entry, memoryview]) -> Iterator[tuple[Entry, Outcome | Exception]]:
+        entries = list(batch)
+        if len(entries) > 1 and self._many is not None:
+            items = [(entry.key, out) for entry, out in batch.items()]
+            for i, outcome in self._many.read_many(items):
+                yield entries[i], outcome
+            return
+        for entry, out in batch.items():
+            yield entry, self._link.tier.read_into(entry.key, out)
+
+    def _settle(self, entry: Entry, outcome: Outcome | Exception | None) -> None:
         table = self._desk.table
         entry.busy = False
         if outcome is Outcome.HIT:

@@ -40,6 +40,7 @@ class BlockTable:
         self.outbox = outbox
         self.counters = Counters()
         self.entries: dict[Key, Entry] = {}
+        self.resident: dict[Key, Tier] = {}  # where each resident entry is: DRAM, for `match`
         self.detached: set[Entry] = set()
         self.dirty: OrderedDict[Entry, None] = OrderedDict()  # in commit order: parents first
         self.idle = dict.fromkeys(Idle, 0)  # the count of NO is kept but means nothing
@@ -90,6 +91,7 @@ class BlockTable:
             if state is State.DIRTY:
                 self.dirty[entry] = None
             self.policy.insert(entry.key, entry.parent)
+            self.resident[entry.key] = Tier.DRAM
             self.outbox.put(Stored((entry.key,), entry.parent, Tier.DRAM))
         self.settle(entry)
 
@@ -139,6 +141,7 @@ class BlockTable:
     def drop(self, entry: Entry) -> None:
         """Evicts an idle resident entry."""
         del self.entries[entry.key]
+        del self.resident[entry.key]
         self.policy.remove(entry.key)
         self.dirty.pop(entry, None)
         self.idle[entry.idle] -= 1
@@ -154,6 +157,7 @@ class BlockTable:
         keys = []
         entries = list(self.entries.values())
         self.entries.clear()
+        self.resident.clear()
         self.dirty.clear()
         for entry in entries:
             if entry.resident:

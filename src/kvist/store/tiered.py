@@ -24,7 +24,7 @@ from kvist.store.breaker import Breaker
 from kvist.store.desk import WAKE_S, Desk
 from kvist.store.entry import Entry, Idle, State
 from kvist.store.leases import TieredReadLease, TieredWriteLease
-from kvist.store.link import Clearable, LowerLink
+from kvist.store.link import Clearable, LowerLink, present_run
 from kvist.store.loader import Loader
 from kvist.store.outbox import Outbox
 from kvist.store.stats import BlockInfo, StoreStats
@@ -121,17 +121,10 @@ class TieredStore:
         with self._lock:
             if self._closed:
                 return Match(())
-            entries = list(map(self._table.entries.get, keys))
+            resident = self._table.resident
+            tiers = list(map(resident.get, keys)) if resident else [None] * len(keys)
             link = self._link if self._link is not None and self._link.readable() else None
-        tiers: list[Tier] = []
-        for key, entry in zip(keys, entries, strict=True):
-            if entry is not None and entry.resident:
-                tiers.append(Tier.DRAM)
-            elif link is not None and link.tier.contains(key):
-                tiers.append(link.name)
-            else:
-                break
-        return Match(tuple(tiers))
+        return Match(present_run(keys, tiers, link))
 
     def read(self, keys: Sequence[Key], *, deadline_s: float) -> TieredReadLease:
         """Leases `keys`; starts loading what is below.

@@ -17,7 +17,7 @@ from kvist.store.entry import Entry
 from kvist.store.link import LowerLink
 from kvist.tiers.protocol import Payload
 
-BATCH_BLOCKS = 8
+BATCH_BLOCKS = 32
 BATCH_BYTES = 64 << 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvist.core.errors import ClosedError, TierFullError
 from kvist.core.outcome import Outcome
 from kvist.native import checksum, digest
-from kvist.tiers.protocol import LowerTier, Payload
+from kvist.tiers.protocol import BatchReader, LowerTier, Payload, RunFinder
 
 BLOCK_BYTES = 8192
 CAPACITY_BYTES = 1 << 20
@@ -153,6 +153,37 @@ class LowerTierSuite:
             read_block(tier, 1)
         with pytest.raises(ClosedError):
             tier.remove([suite_key(1)])
+
+    def test_many_are_read_as_one_is(self, tier: LowerTier) -> None:
+        if not isinstance(tier, BatchReader):
+            pytest.skip("this tier reads one block at a time")
+        sizes = [BLOCK_BYTES, 1, 4097, BLOCK_BYTES, 100, BLOCK_BYTES, 70_000]
+        tier.put([suite_payload(i, size) for i, size in enumerate(sizes)])
+        order = [3, 0, 1, 99, 2, 6, 5, 4, 0]
+        outs = [bytearray(sizes[i] if i < len(sizes) else 10) for i in order]
+        outs.append(bytearray(BLOCK_BYTES + 1))  # of the wrong size
+        items = [(suite_key(i), memoryview(o)) for i, o in zip([*order, 0], outs, strict=True)]
+        outcomes = dict(tier.read_many(items))
+        assert len(outcomes) == len(items)
+        for n, i in enumerate(order):
+            assert outcomes[n] is (Outcome.MISS if i == 99 else Outcome.HIT)
+            if i != 99:
+                assert bytes(outs[n]) == suite_block(i, sizes[i])
+        assert outcomes[len(order)] is Outcome.MISS
+        assert list(tier.read_many([])) == []
+        next(tier.read_many(items[:4]))  # abandoned: its blocks are no longer held
+        tier.close()
+        with pytest.raises(ClosedError):
+            list(tier.read_many(items))
+
+    def test_run_of_present_keys_ends_at_the_first_absent(self, tier: LowerTier) -> None:
+        if not isinstance(tier, RunFinder):
+            pytest.skip("this tier looks up one key at a time")
+        tier.put([suite_payload(i) for i in range(20) if i != 12])
+        keys = [suite_key(i) for i in range(20)]
+        assert [tier.contains_run(k) for k in (keys, keys[:5], keys[12:], [])] == [12, 5, 0, 0]
+        tier.close()
+        assert tier.contains_run(keys) == 0
 
     def test_readers_beside_a_writer_never_see_wrong_bytes(self, tier: LowerTier) -> None:
         rounds = 2 * CAPACITY_BYTES // BLOCK_BYTES

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from kvist.codec.frame import RAW_CODEC
+from kvist.core.errors import TierError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One block on its way down: its identity and its encoded bytes (valid during the call)."""
+    """One block on its way down: its identity and its encoded bytes (valid during the call).
+
+    `codec` names what `data` was encoded with, `raw_bytes` is the size of the decoded block; by
+    default the bytes are the block itself.
+    """
 
     key: Key
     parent: Key | None
     data: memoryview
+    codec: str = RAW_CODEC
+    raw_bytes: int | None = None
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the block that `read_into` gives back."""
+        return self.data.nbytes if self.raw_bytes is None else self.raw_bytes
 
 
 class LowerTier(Protocol):
@@ -53,4 +66,31 @@ class LowerTier(Protocol):
 
     def close(self) -> None:
         """Makes a clean end (index footer). Idempotent."""
+        ...
+
+
+@runtime_checkable
+class BatchReader(Protocol):
+    """What a lower tier may do besides: read many blocks at once."""
+
+    def read_many(
+        self, items: Sequence[tuple[Key, memoryview]]
+    ) -> Iterator[tuple[int, Outcome | TierError]]:
+        """Reads as `read_into` does; yields each item's index and outcome as it is decided.
+
+        Every index comes once, in any order; a medium's failure is yielded, not raised. Buffers
+        belong to the tier until the iterator has ended or was closed.
+
+        Raises:
+            ClosedError: the tier was closed.
+        """
+        ...
+
+
+@runtime_checkable
+class RunFinder(Protocol):
+    """What a lower tier may do besides: look up many keys in one call."""
+
+    def contains_run(self, keys: Sequence[Key]) -> int:
+        """How many keys from the first on are present: `contains`, until one is not."""
         ...

@@ -8,6 +8,7 @@ from kvist.core.errors import NoSpaceError
 from kvist.core.events import Cleared, KvEvent, Removed
 from kvist.core.outcome import Match, Outcome, Tier
 from kvist.store import TieredStore
+from kvist.store.writeback import BATCH_BLOCKS
 from kvist.testing.store_suite import WAIT_S, DictTier, content, key, put, ref
 
 MakeStore = Callable[..., TieredStore]
@@ -24,7 +25,7 @@ def test_commits_go_below_in_order_and_in_batches(make_store: MakeStore, tier: D
     put(store, range(20))
     assert store.flush(WAIT_S)
     assert [k for batch in tier.puts for k in batch] == [key(n) for n in range(20)]
-    assert all(len(batch) <= 8 for batch in tier.puts)
+    assert all(len(batch) <= BATCH_BLOCKS for batch in tier.puts)
     assert store.stats().dirty_blocks == 0
     assert store.stats().flushed == 20
 

@@ -210,9 +210,7 @@ def test_frame_of_a_newer_version_is_a_counted_miss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [True, False])
-def test_newer_segment_is_skipped_counted_and_never_touched(
-    tmp_path: Path, damaged: bool
-) -> None:
+def test_newer_segment_is_skipped_counted_and_never_touched(tmp_path: Path, damaged: bool) -> None:
     path = make_segment(tmp_path)
     page = bytearray(path.read_bytes()[:PAGE_BYTES])
     page[8:10] = b"\x02\x00"

@@ -158,8 +158,8 @@ class KvistConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
-    ) -> tuple[int, bool]:
-        """Tokens beyond the engine's own that will be loaded."""
+    ) -> tuple[int | None, bool]:
+        """Tokens beyond the engine's own that can be loaded; `None` = ask again."""
         self._computed[request.request_id] = num_computed_tokens
         nothing = (0, False)
         return self._guard(

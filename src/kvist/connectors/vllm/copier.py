@@ -1,7 +1,8 @@
 """Moves blocks between a worker's pages and the store's arena, off the engine's thread.
 
-One thread takes jobs in order, loads before saves: a load keeps a request waiting, a save does not.
-A job that fails says so and harms nothing; the thread itself never dies.
+One thread takes jobs, loads before saves: a load keeps a request waiting, a save does not. Saves
+are cut in parts, so that a load never waits long for one. A job that fails says so and harms
+nothing; the thread itself never dies.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from typing import Protocol
@@ -22,6 +23,7 @@ from kvist.connectors.vllm.messages import CopyJob
 
 log = logging.getLogger("kvist.vllm")
 
+_PART_BLOCKS = 8
 ALL_CPUS = set(range(os.cpu_count() or 1))
 
 
@@ -45,7 +47,8 @@ class Mover(Protocol):
 class _Item:
     kind: JobKind
     order: int
-    job: CopyJob = field(compare=False)
+    work: CopyJob = field(compare=False)
+    whole: CopyJob = field(compare=False)  # the job that `work` is, or is a part of
     before: Callable[[], None] | None = field(compare=False, default=None)
     wide: bool = field(compare=False, default=False)
 
@@ -68,6 +71,7 @@ class Copier:
         self._queue: queue.PriorityQueue[_Item] = queue.PriorityQueue()
         self._changed = threading.Condition()
         self._pending: dict[int, JobKind] = {}
+        self._parts: dict[int, int] = {}  # job → parts not finished
         self._spoiled: set[int] = set()
         self._done = Finished()
         self._order = 0
@@ -84,14 +88,21 @@ class Copier:
         *,
         wide: bool = False,
     ) -> None:
-        """Queues a job; `before` runs on the copy thread first (e.g. waits for the device).
+        """Queues a load or a save; `before` runs on the copy thread first (waits for the device).
 
         `wide`: no forward pass is running, so the copy may use the engine's cores as well.
         """
+        parts = _cut(job) if kind is JobKind.SAVE else [job]
         with self._changed:
             self._pending[job.job_id] = kind
-            self._order += 1
-            self._queue.put(_Item(kind, self._order, job, before, wide))
+            self._parts[job.job_id] = len(parts)
+            for part in parts:
+                self._put(_Item(kind, self._order, part, job, before, wide))
+
+    def _put(self, item: _Item) -> None:
+        self._order += 1
+        item.order = self._order
+        self._queue.put(item)
 
     def pending(self) -> int:
         """Jobs not finished yet."""
@@ -128,8 +139,8 @@ class Copier:
 
     def close(self, timeout_s: float) -> None:
         """Finishes what is queued and stops the thread."""
-        self._order += 1
-        self._queue.put(_Item(JobKind.STOP, self._order, CopyJob(0, "", (), ())))
+        nothing = CopyJob(0, "", (), ())
+        self._put(_Item(JobKind.STOP, 0, nothing, nothing))
         self._thread.join(timeout_s)
 
     def _run(self, cpus: set[int] | None) -> None:
@@ -150,20 +161,40 @@ class Copier:
     def _one(self, item: _Item) -> int:
         if item.before is not None:
             item.before()
-        return self._mover.move(item.kind, item.job, wide=item.wide)
+        return self._mover.move(item.kind, item.work, wide=item.wide)
 
     def _finish(self, item: _Item, moved: int, took_s: float) -> None:
-        job = item.job
         with self._changed:
-            del self._pending[job.job_id]
-            if moved < 0 or job.job_id in self._spoiled:
-                self._spoiled.discard(job.job_id)
-                self._done.failed.add(job.job_id)
-            else:
+            if moved >= 0:
                 self._done.copied_bytes += moved
                 self._done.copy_s += took_s
-            self._done.jobs.append((item.kind, job))
+            job = item.whole
+            if moved < 0:
+                self._spoiled.add(job.job_id)
+            self._parts[job.job_id] -= 1
+            if not self._parts[job.job_id]:
+                self._end(item.kind, job)
             self._changed.notify_all()
+
+    def _end(self, kind: JobKind, job: CopyJob) -> None:
+        del self._pending[job.job_id], self._parts[job.job_id]
+        if job.job_id in self._spoiled:
+            self._spoiled.discard(job.job_id)
+            self._done.failed.add(job.job_id)
+        self._done.jobs.append((kind, job))
+
+
+def _cut(job: CopyJob) -> list[CopyJob]:
+    """A job in parts of a few blocks; at least one."""
+    cuts = range(0, max(1, len(job.slots)), _PART_BLOCKS)
+    return [
+        replace(
+            job,
+            slots=job.slots[i : i + _PART_BLOCKS],
+            pages=job.pages[i : i + _PART_BLOCKS],
+        )
+        for i in cuts
+    ]
 
 
 def copy_cpus() -> set[int]:

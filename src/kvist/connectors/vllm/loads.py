@@ -1,52 +1,41 @@
 """Loads: from a match to pages that the engine can use.
 
-`match` finds a run of blocks, `read` leases them, the run is promised to the engine at once, and
-blocks are handed to the workers in order as they arrive in DRAM with their checksum proven: copying
-the head overlaps reading the tail. A block that does not arrive ends the run there: its pages and
-all after them are reported as not loaded, and the engine recomputes from that point.
+`match` finds a run of blocks and `read` leases them; while their bytes come up to DRAM the engine
+is told to ask again. Only blocks that are in DRAM with their checksum proven are ever promised, so
+a slow or broken medium costs a recompute and never a request. Then the engine allocates pages and
+parks the request until the workers have copied the blocks there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from functools import partial
 
-from kvist.connectors.fallback import Fallback
-from kvist.connectors.plan import SKIP_PAGE, BlockGeometry, LoadSpan, load_span
-from kvist.connectors.vllm.messages import CopyJob
+from kvist.connectors.plan import BlockGeometry, LoadSpan, load_span
+from kvist.connectors.vllm.messages import CopyJob, StepReport
 from kvist.connectors.vllm.sequences import Sequence
 from kvist.connectors.vllm.stats import Tally
 from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.lease import BlockStore, ReadLease
-from kvist.core.outcome import Outcome, Tier
-
-_BATCH_BLOCKS = 8  # most blocks in one order while more are coming: keeps reader and copier busy
+from kvist.core.outcome import Tier
 
 
 @dataclass(slots=True)
 class Load:
-    """Blocks on their way to one request. `sent` counts blocks of `blocks` handed to workers."""
+    """Blocks on their way to one request."""
 
     span: LoadSpan
     lease: ReadLease
     tiers: tuple[Tier, ...]
-    blocks: range = range(0)
-    pages: tuple[tuple[int, ...], ...] = ()
-    computed_tokens: int = 0
-    sent: int = 0
-    over: bool = False
-    unwanted: bool = False
-
-    @property
-    def next(self) -> int:
-        """Index in the lease of the next block to hand over."""
-        return self.blocks.start + self.sent - self.span.first
+    hits: int = 0
+    by_tier: dict[Tier, int] = field(default_factory=dict)
+    ranks: int = 0
+    failed: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LoadKnobs:
     """What the configuration says about loading."""
 
@@ -62,51 +51,60 @@ class Loads:
     store: BlockStore
     geometry: BlockGeometry
     knobs: LoadKnobs
+    world_size: int
     tally: Tally
-    fallback: Fallback
     job_id: Callable[[], int]
-    _offered: dict[str, Load] = field(default_factory=dict)  # promised, no pages yet
-    _copying: dict[str, Load] = field(default_factory=dict)  # pages given, workers not done
+    _offered: dict[str, Load] = field(default_factory=dict)  # leased, no pages yet
+    _copying: dict[int, Load] = field(default_factory=dict)  # by job: ordered, not done
+    _parked: dict[str, int] = field(default_factory=dict)  # request that waits → its job
     _orders: list[CopyJob] = field(default_factory=list)
 
     # -- before the engine allocates --------------------------------------------------------
 
-    def offer(self, seq: Sequence, computed_tokens: int) -> int:
-        """Tokens beyond `computed_tokens` that can be loaded; leases their blocks."""
+    def offer(self, seq: Sequence, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` that can be loaded, and whether the request must wait.
+
+        `None` for tokens: blocks are still on their way to DRAM, ask again.
+        """
+        if seq.no_load or not self.knobs.enabled:
+            return 0, False
         req_id = seq.request.request_id
         load = self._offered.get(req_id)
-        if load is not None and not self._covers(load, computed_tokens):
-            self.withdraw(req_id)
+        if load is not None and computed_tokens < load.span.first * self.geometry.block_tokens:
+            self.withdraw(req_id)  # the engine lost blocks that the lease does not cover
             load = None
-        if load is None and self.knobs.enabled:
-            load = self._lease(seq, computed_tokens)
         if load is None:
-            return 0
-        gain = self._gain(load.span.first + len(load.lease), computed_tokens)
+            load = self._lease(seq, computed_tokens)
+            if load is None:
+                return 0, False
+            self._offered[req_id] = load
+        if not load.lease.ready():
+            return None, False
+        return self._promise(seq, load, computed_tokens)
+
+    def _promise(self, seq: Sequence, load: Load, computed_tokens: int) -> tuple[int, bool]:
+        load.hits = load.lease.hits()
+        self.tally.add("kvist_misses_total.unread", len(load.tiers) - load.hits)
+        gain = self._end(load) - computed_tokens
         if gain < max(1, self.knobs.min_tokens):
-            load.lease.release()
-            self._offered.pop(req_id, None)
-            return 0
-        self._offered[req_id] = load
-        return gain
+            self.withdraw(seq.request.request_id)
+            seq.no_load = True  # until it runs: the same blocks would fail again
+            return 0, False
+        return gain, True
 
     def withdraw(self, req_id: str) -> None:
-        """Gives up a promise that the engine did not take up."""
+        """Gives up blocks that the engine did not take up."""
         load = self._offered.pop(req_id, None)
         if load is not None:
             load.lease.release()
 
-    def _covers(self, load: Load, computed_tokens: int) -> bool:
-        """Whether a lease taken earlier begins where the engine's own blocks end now."""
-        return computed_tokens >= load.span.first * self.geometry.block_tokens
-
-    def _gain(self, end_block: int, computed_tokens: int) -> int:
-        return end_block * self.geometry.block_tokens - computed_tokens
+    def _end(self, load: Load) -> int:
+        return (load.span.first + load.hits) * self.geometry.block_tokens
 
     def _lease(self, seq: Sequence, computed_tokens: int) -> Load | None:
         tokens = seq.request.all_token_ids
         keys = seq.chain.extend(tokens)
-        # an asynchronous load may cover the whole prompt: vLLM steps back one token itself
+        # a load may cover the whole prompt: vLLM steps back one token itself
         span = load_span(len(tokens), computed_tokens, self.geometry, leave_tokens=0)
         if not span.blocks:
             return None
@@ -127,12 +125,23 @@ class Loads:
                 count //= 2
         return None
 
+    def wait_for_arrival(self, timeout_s: float) -> None:
+        """Waits until some request's blocks are all in DRAM.
+
+        The scheduler's thread sleeps here while the store's threads read. In a step it would spin
+        for the workers' answer and take the interpreter lock from them.
+        """
+        for load in self._offered.values():
+            if not load.lease.ready():
+                load.lease.wait(len(load.lease) - 1, timeout_s=timeout_s)
+                return
+
     # -- once it has ------------------------------------------------------------------------
 
     def start(
         self, seq: Sequence, table: Seq[int], computed_tokens: int, external_tokens: int
     ) -> None:
-        """The engine gave the request pages for what was promised.
+        """The engine gave the request pages for what was promised; orders the copy.
 
         Raises:
             LeaseError: nothing was promised.
@@ -141,15 +150,17 @@ class Loads:
         load = self._offered.pop(req_id, None)
         if load is None:
             raise LeaseError(f"request {req_id} was promised no blocks")
+        job = self.job_id()
+        self._copying[job] = load
+        self._parked[req_id] = job
         bt = self.geometry.block_tokens
         end = computed_tokens + external_tokens
-        load.blocks = range(computed_tokens // bt, -(-end // bt))
-        load.computed_tokens = computed_tokens
-        load.pages = tuple(
-            tuple(self.geometry.page_row(b, table, computed_tokens)) for b in load.blocks
-        )
-        self._copying[req_id] = load
-        seq.loaded = self._by_tier(load, external_tokens)
+        blocks = range(computed_tokens // bt, -(-end // bt))
+        pages = tuple(tuple(self.geometry.page_row(b, table, computed_tokens)) for b in blocks)
+        slots = tuple(load.lease.slot(b - load.span.first) for b in blocks)
+        self._orders.append(CopyJob(job, req_id, slots, pages))
+        load.by_tier = self._by_tier(load, blocks, external_tokens)
+        seq.loaded = dict(load.by_tier)
 
     def refuse(
         self, req_id: str, table: Seq[int], computed_tokens: int, external_tokens: int
@@ -160,13 +171,15 @@ class Loads:
         """
         size = self.geometry.page_tokens
         first, last = computed_tokens // size, (computed_tokens + external_tokens) // size
-        self._orders.append(CopyJob(self.job_id(), req_id, (), (), tuple(table[first:last])))
+        job = self._parked.pop(req_id, None) or self.job_id()
+        load = self._copying.pop(job, None)
+        if load is not None:
+            load.lease.release()
+        self._orders.append(CopyJob(job, req_id, (), (), lost=tuple(table[first:last])))
 
-    def _by_tier(self, load: Load, tokens: int) -> dict[Tier, int]:
-        """`tokens` gained by the blocks handed over so far (or to be), by the tier they were in."""
+    def _by_tier(self, load: Load, blocks: range, tokens: int) -> dict[Tier, int]:
         found: dict[Tier, int] = {}
-        stop = load.blocks.start + load.sent if load.over else load.blocks.stop
-        for block in range(stop - 1, load.blocks.start - 1, -1):
+        for block in reversed(blocks):
             share = min(tokens, self.geometry.block_tokens)
             tier = load.tiers[block - load.span.first]
             found[tier] = found.get(tier, 0) + share
@@ -174,88 +187,42 @@ class Loads:
         return found
 
     def orders(self) -> list[CopyJob]:
-        """What the workers should copy now. A load's last order ends it, well or badly."""
-        for req_id, load in self._copying.items():
-            if not load.over:
-                self.fallback.rescue(
-                    "stream load",
-                    partial(self._stream, req_id, load),
-                    partial(self._give_up, req_id, load),
-                )
+        """What the workers should copy in this step."""
         orders, self._orders = self._orders, []
         return orders
 
-    def _stream(self, req_id: str, load: Load) -> None:
-        self._orders.extend(self._ready(req_id, load))
+    def heard(self, report: StepReport) -> None:
+        """Ranks have finished copies; let go of what all of them have."""
+        for job, ranks in report.done.items():
+            load = self._copying.get(job)
+            if load is None:
+                continue
+            load.ranks += ranks
+            load.failed |= job in report.failed
+            if load.ranks >= self.world_size:
+                del self._copying[job]
+                load.lease.release()
+                self._count(load)
 
-    def _ready(self, req_id: str, load: Load) -> Iterator[CopyJob]:
-        """Orders for blocks that have arrived since the last call."""
-        while not load.over:
-            first, outcome = load.sent, Outcome.HIT
-            stop = min(len(load.blocks), first + _BATCH_BLOCKS)
-            while load.sent < stop and not load.unwanted:
-                outcome = load.lease.outcome(load.next)
-                if outcome is not Outcome.HIT:
-                    break
-                load.sent += 1
-            failed = outcome is Outcome.MISS
-            load.over = failed or load.unwanted or load.sent == len(load.blocks)
-            if load.sent == first and not load.over:
-                return
-            yield self._order(req_id, load, first, failed=failed)
-            if outcome is Outcome.PENDING:
-                return
-
-    def _order(self, req_id: str, load: Load, first: int, *, failed: bool) -> CopyJob:
-        sent = range(first, load.sent)
-        base = load.blocks.start - load.span.first
-        return CopyJob(
-            self.job_id(),
-            req_id,
-            tuple(load.lease.slot(base + i) for i in sent),
-            tuple(load.pages[i] for i in sent),
-            self._lost(load) if failed else (),
-            more=not load.over,
-        )
-
-    def _lost(self, load: Load) -> tuple[int, ...]:
-        """Pages that were promised and are not filled, to be recomputed."""
-        self.tally.add("kvist_misses_total.unread", len(load.blocks) - load.sent)
-        return tuple(p for row in load.pages[load.sent :] for p in row if p != SKIP_PAGE)
-
-    def _give_up(self, req_id: str, load: Load) -> None:
-        load.sent, load.over = 0, True
-        self._orders.append(CopyJob(self.job_id(), req_id, (), (), self._lost(load)))
-
-    def wait_for_arrival(self, timeout_s: float) -> None:
-        """Waits for the next block of any load that is not in DRAM yet."""
-        for load in self._copying.values():
-            if not load.over:
-                load.lease.wait(load.next, timeout_s=timeout_s)
-                return
+    def _count(self, load: Load) -> None:
+        if load.failed:
+            self.tally.add("kvist_misses_total.copy", load.hits)
+            return
+        for tier, tokens in load.by_tier.items():
+            self.tally.add(f"kvist_tokens_loaded_total.{tier.value}", tokens)
 
     def received(self, req_id: str) -> None:
-        """Every rank is done with a load, or has given it up."""
-        load = self._copying.pop(req_id, None)
-        if load is None:
-            return
-        load.lease.release()
-        end = (load.blocks.start + load.sent) * self.geometry.block_tokens
-        if load.sent:
-            for tier, tokens in self._by_tier(load, end - load.computed_tokens).items():
-                self.tally.add(f"kvist_tokens_loaded_total.{tier.value}", tokens)
+        """The engine has heard that a request's wait is over."""
+        self._parked.pop(req_id, None)
 
     def abandon(self, req_id: str) -> bool:
-        """The request is over; true if its load must still be reported by the workers."""
+        """The request is over; true if it was waiting for a copy, which must still be reported."""
         self.withdraw(req_id)
-        load = self._copying.get(req_id)
-        if load is not None:
-            load.unwanted = True
-        return load is not None
+        return req_id in self._parked
 
     def busy(self) -> bool:
-        """Whether any load is under way."""
-        return bool(self._copying or self._orders)
+        """Whether any copy is under way."""
+        return bool(self._copying or self._orders or self._parked)
 
 
 def _fitting(tiers: Seq[Tier], room: int) -> int:

@@ -21,7 +21,7 @@ class CopyJob:
 
     `slots[i]` is a byte offset in the arena, `pages[i]` the page ids of block i
     (`plan.SKIP_PAGE` = leave that page alone). `lost` are pages that a load promised and will not
-    fill; `more` says that further jobs of the same load follow.
+    fill.
     """
 
     job_id: int
@@ -29,7 +29,6 @@ class CopyJob:
     slots: tuple[int, ...]
     pages: tuple[tuple[int, ...], ...]
     lost: tuple[int, ...] = ()
-    more: bool = False
 
 
 @dataclass

@@ -14,7 +14,7 @@ from kvist.connectors.vllm.cpu_layout import PageShape, learn
 from kvist.connectors.vllm.engine_facts import EngineFacts, layer_index, rank_heads
 from kvist.connectors.vllm.messages import CopyJob
 from kvist.core.errors import LayoutError
-from kvist.core.layout import BlockLayout, HeadSlice
+from kvist.core.layout import HeadSlice
 from kvist.native import Direction, move_pages
 from kvist.tiers.dram import ArenaMap
 
@@ -52,6 +52,10 @@ def region_of(
     return strided_map(view, facts.layout, heads.count, page_tokens)
 
 
+def _wide(threads: int) -> int:
+    return max(threads, min(len(ALL_CPUS), _WIDE_THREADS))
+
+
 class CpuMover:
     """Native gather and scatter between CPU pages and the arena."""
 
@@ -67,6 +71,9 @@ class CpuMover:
         """`region` is that of every layer; `threads` is for copies beside a forward pass."""
         first, tensors = ordered_layers(caches)
         heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
+        self._arena, self._layout, self._threads = arena, facts.layout, threads
+        self.first_layer = first
+        self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
         self._map = page_map(
             region,
             [t.data_ptr() for t in tensors],
@@ -74,18 +81,16 @@ class CpuMover:
             heads,
             facts.geometry.page_tokens,
         )
-        self._arena, self._threads = arena, threads
-        self._base = arena.address + _layer_offset_bytes(facts.layout, first)
-        self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
 
     def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
         """Copies every block of the job; returns the bytes moved."""
+        threads = _wide(self._threads) if wide else self._threads
+        direction = Direction.GATHER if kind is JobKind.SAVE else Direction.SCATTER
         if not job.slots:
             return 0
-        threads = max(self._threads, min(len(ALL_CPUS), _WIDE_THREADS)) if wide else self._threads
-        slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(self._base)
+        base = self._arena.address + self._layout.head_offset_bytes(self.first_layer, 0, 0)
+        slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(base)
         pages = np.asarray(job.pages, dtype=np.int64)
-        direction = Direction.SCATTER if kind is JobKind.LOAD else Direction.GATHER
         move_pages(direction, slots, pages, self._map, threads=threads)
         return int((pages != SKIP_PAGE).sum()) * self._page_bytes
 
@@ -104,7 +109,8 @@ class TorchMover:
         facts: EngineFacts,
         tp_rank: int,
     ) -> None:
-        self._first, self._tensors = ordered_layers(caches)
+        self.first_layer, self._tensors = ordered_layers(caches)
+        self._layers = range(self.first_layer, self.first_layer + len(self._tensors))
         self._layout, self._geometry = facts.layout, facts.geometry
         self._heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
         self._regions = [region_of(t, facts, self._heads, None) for t in self._tensors]
@@ -129,7 +135,7 @@ class TorchMover:
                 block = self._slot(slot)
                 for column, page in enumerate(row):
                     if page != SKIP_PAGE:
-                        moved += self._page(kind, block, column, page)
+                        moved += sum(self._page(kind, block, column, page, i) for i in self._layers)
         if self._stream is not None:
             self._stream.synchronize()
         return moved
@@ -142,19 +148,18 @@ class TorchMover:
         pages = self._geometry.pages_per_block
         return raw.view(lay.layers, lay.kinds, lay.kv_heads, pages, -1)
 
-    def _page(self, kind: JobKind, block: torch.Tensor, column: int, page: int) -> int:
+    def _page(self, kind: JobKind, block: torch.Tensor, column: int, page: int, layer: int) -> int:
         heads = slice(self._heads.start, self._heads.start + self._heads.count)
-        moved = 0
-        for i, (tensor, index) in enumerate(zip(self._tensors, self._index, strict=True)):
-            host = block[self._first + i, :, heads, column]
-            flat = tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
-            where = index + page * self._regions[i].page_stride
-            if kind is JobKind.LOAD:
-                flat[where] = host.to(tensor.device, non_blocking=True)
-            else:
-                host.copy_(flat[where], non_blocking=False)
-            moved += int(host.numel() * host.element_size())
-        return moved
+        i = layer - self.first_layer
+        tensor = self._tensors[i]
+        host = block[layer, :, heads, column]
+        flat = tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset())
+        where = self._index[i] + page * self._regions[i].page_stride
+        if kind is JobKind.SAVE:
+            host.copy_(flat[where], non_blocking=False)
+        else:
+            flat[where] = host.to(tensor.device, non_blocking=True)
+        return int(host.numel() * host.element_size())
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -162,7 +167,3 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum(
         (int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
     )
-
-
-def _layer_offset_bytes(layout: BlockLayout, first_layer: int) -> int:
-    return layout.head_offset_bytes(first_layer, 0, 0)

@@ -21,7 +21,7 @@ from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
 from kvist.tiers.dram import ArenaLocator
 
-_NAP_S = 0.002  # longest an empty step waits for a block to arrive
+_NAP_S = 0.02  # longest an empty step waits for blocks to arrive; a new request waits as long
 
 
 class SchedulerSide:
@@ -42,9 +42,9 @@ class SchedulerSide:
         self._last_job = 0
         self.tally = Tally()
         self.fallback = Fallback()
-        geometry = facts.geometry
-        self._loads = Loads(store, geometry, load, self.tally, self.fallback, self._job)
-        self._saves = Saves(store, geometry, save, facts.world_size, feed, self.tally, self._job)
+        geometry, world = facts.geometry, facts.world_size
+        self._loads = Loads(store, geometry, load, world, self.tally, self._job)
+        self._saves = Saves(store, geometry, save, world, feed, self.tally, self._job)
 
     def arrive(self, request: Any) -> None:
         """A new request; one whose KV cannot be named is simply not known here."""
@@ -53,13 +53,12 @@ class SchedulerSide:
             chain = new_chain(request, seed, self._facts.geometry.block_tokens)
             self._live[request.request_id] = Sequence(request, chain)
 
-    def matched(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
-        """Tokens beyond `computed_tokens` to be loaded, and whether asynchronously."""
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` to be loaded, and whether the request waits for them."""
         seq = self._live.get(request.request_id)
         if seq is None or request.skip_reading_prefix_cache:
             return 0, False
-        tokens = self._loads.offer(seq, computed_tokens)
-        return tokens, tokens > 0
+        return self._loads.offer(seq, computed_tokens)
 
     def allocated(
         self, request: Any, table: Seq[int], computed_tokens: int, external_tokens: int
@@ -102,6 +101,7 @@ class SchedulerSide:
         for req_id, scheduled in output.num_scheduled_tokens.items():
             seq = self._live.get(req_id)
             if seq is not None:
+                seq.no_load = False
                 self._saves.offer(seq, done[req_id] + scheduled, partial(_table, tables, req_id))
 
     def heard(self, report: StepReport | None, received: set[str]) -> None:
@@ -111,6 +111,7 @@ class SchedulerSide:
         if report is not None:
             self.tally.add("kvist_bytes_copied_total", report.copied_bytes)
             self.tally.add("kvist_copy_seconds_total", report.copy_s)
+            self._loads.heard(report)
             self._saves.heard(report)
 
     def finish(self, request: Any, table: Seq[int]) -> bool:

@@ -22,6 +22,7 @@ class Sequence:
     chain: KeyChain
     cursor: SaveCursor = field(default_factory=SaveCursor)
     loaded: dict[Tier, int] = field(default_factory=dict)
+    no_load: bool = False  # a load was tried and gave nothing; cleared when the request runs
 
 
 class Scopes:

@@ -19,7 +19,7 @@ from kvist.tiers.dram import ArenaLocator
 log = logging.getLogger("kvist.vllm")
 
 _FENCE_S = 10.0  # longest a step waits for saves whose pages it is about to overwrite
-_NAP_S = 0.005  # longest an empty step waits for a copy to end
+_NAP_S = 0.02  # longest an empty step waits for a copy to end
 _CLOSE_S = 10.0
 
 MakeMover = Callable[[ArenaLocator], Mover]
@@ -43,7 +43,6 @@ class WorkerSide:
         self._plan = StepPlan()
         self._received: set[str] = set()
         self._unloaded: set[int] = set()
-        self._lost: dict[str, set[int]] = {}  # request → pages of its load that failed so far
         self._report = StepReport()
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -123,18 +122,15 @@ class WorkerSide:
         self._report.copy_s += done.copy_s
 
     def _ended(self, kind: JobKind, job: CopyJob, *, failed: bool) -> None:
-        if kind is JobKind.SAVE:
-            self._report.done[job.job_id] = 1
-            if failed:
-                self._report.failed.add(job.job_id)
-            return
-        lost = self._lost.setdefault(job.req_id, set())
-        lost.update(job.lost)
+        self._report.done[job.job_id] = 1
         if failed:
-            lost.update(p for row in job.pages for p in row if p != SKIP_PAGE)
-        if not job.more:  # vLLM must hear of lost pages no later than of the end of the load
-            self._unloaded |= self._lost.pop(job.req_id)
-            self._received.add(job.req_id)
+            self._report.failed.add(job.job_id)
+        if kind is JobKind.SAVE:
+            return
+        self._unloaded.update(job.lost)
+        if failed:
+            self._unloaded.update(p for row in job.pages for p in row if p != SKIP_PAGE)
+        self._received.add(job.req_id)
 
 
 def no_fence() -> Any:

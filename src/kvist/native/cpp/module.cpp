@@ -1,6 +1,7 @@
 // Python bindings of the hot paths; `kvist/native/twin.py` is the specification of each.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bind.hpp"
 #include "hash_blake3.hpp"
 #include "hash_xxh3.hpp"
 #include "pages.hpp"
@@ -21,23 +23,7 @@ using kvist::xxh3::u8;
 constexpr std::size_t kKeyBytes = 32;
 constexpr std::int64_t kMaxThreads = 64;
 
-// A contiguous view of a Python buffer, held while this lives.
-class View {
- public:
-  explicit View(nb::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-  ~View() { PyBuffer_Release(&view_); }
-
-  u8* data() const { return static_cast<u8*>(view_.buf); }
-  std::size_t bytes() const { return static_cast<std::size_t>(view_.len); }
-  bool readonly() const { return view_.readonly != 0; }
-
- private:
-  Py_buffer view_;
-};
+using kvist::View;
 
 nb::bytes digest(nb::handle data) {
   const View view(data);
@@ -223,4 +209,7 @@ NB_MODULE(_core, m) {
         nb::arg("extras").none() = nb::none());
   m.def("move_pages", &move_pages, nb::arg("direction"), nb::arg("slots").noconvert(),
         nb::arg("pages").noconvert(), nb::arg("page_map"), nb::arg("threads") = 1);
+  nb::set_leak_warnings(false);  // a tier that was abandoned is alive at exit, and that is fine
+  bind_io(m);
+  bind_table(m);
 }

@@ -37,27 +37,28 @@ struct Job {
   std::size_t blocks, columns;
 };
 
-// Tables after runs were joined: `units` longer units of `unit_bytes` a region.
+// One kind's table after runs were joined: fewer units of more bytes.
 struct Joined {
-  std::vector<std::uint32_t> tables;
-  std::size_t units, unit_bytes;
+  std::vector<std::uint32_t> table;
+  std::size_t unit_bytes;
 };
 
-inline Joined join_runs(const Map& map) {
-  std::size_t run = map.units;
-  for (std::size_t k = 0; k < map.kinds && run > 1; ++k) {
+// Keys and values may be packed differently, so each kind is joined for itself.
+inline std::vector<Joined> join_runs(const Map& map) {
+  std::vector<Joined> kinds;
+  for (std::size_t k = 0; k < map.kinds; ++k) {
     const std::uint32_t* table = map.tables + k * map.units;
+    std::size_t run = map.units;
     for (std::size_t u = 1; u < map.units && run > 1; ++u) {
       const std::uint64_t next = static_cast<std::uint64_t>(table[u - 1]) + map.unit_bytes;
       if (table[u] != next) run = std::gcd(run, u);
     }
+    Joined joined{{}, map.unit_bytes * run};
+    joined.table.reserve(map.units / run);
+    for (std::size_t u = 0; u < map.units; u += run) joined.table.push_back(table[u]);
+    kinds.push_back(std::move(joined));
   }
-  Joined joined{{}, map.units / run, map.unit_bytes * run};
-  joined.tables.reserve(map.kinds * joined.units);
-  for (std::size_t i = 0; i < map.kinds * map.units; i += run) {
-    joined.tables.push_back(map.tables[i]);
-  }
-  return joined;
+  return kinds;
 }
 
 // One head of one page, units of a size the compiler knows.
@@ -97,14 +98,14 @@ inline void move_region(bool gather, u8* canonical, u8* engine, const std::uint3
   }
 }
 
-inline void move_layer(const Map& map, const Joined& joined, const Job& job, std::size_t block,
-                       std::size_t layer) {
-  const std::size_t region = joined.units * joined.unit_bytes;
+inline void move_layer(const Map& map, const std::vector<Joined>& kinds, const Job& job,
+                       std::size_t block, std::size_t layer) {
+  const std::size_t region = map.units * map.unit_bytes;
   u8* const slot = reinterpret_cast<u8*>(job.slots[block]);
   u8* const base = reinterpret_cast<u8*>(map.layers[layer]);
   const std::int64_t* pages = job.pages + block * job.columns;
   for (std::size_t k = 0; k < map.kinds; ++k) {
-    const std::uint32_t* table = joined.tables.data() + k * joined.units;
+    const Joined& joined = kinds[k];
     for (std::size_t j = 0; j < job.columns; ++j) {
       if (pages[j] < 0) continue;
       u8* const page = base + pages[j] * map.page_stride_bytes;
@@ -112,7 +113,8 @@ inline void move_layer(const Map& map, const Joined& joined, const Job& job, std
         const std::size_t row = (layer * map.kinds + k) * map.block_heads + map.first_head + h;
         u8* const canonical = slot + (row * job.columns + j) * region;
         u8* const engine = page + map.head_offsets[k * map.heads + h];
-        move_region(job.gather, canonical, engine, table, joined.units, joined.unit_bytes);
+        move_region(job.gather, canonical, engine, joined.table.data(), joined.table.size(),
+                    joined.unit_bytes);
       }
     }
   }
@@ -121,11 +123,11 @@ inline void move_layer(const Map& map, const Joined& joined, const Job& job, std
 inline void move(const Map& map, const Job& job, std::size_t threads) {
   const std::size_t items = job.blocks * map.layer_count;
   if (items == 0 || job.columns == 0) return;
-  const Joined joined = join_runs(map);
+  const std::vector<Joined> kinds = join_runs(map);
   std::atomic<std::size_t> next{0};
   auto work = [&] {
     for (std::size_t i = next++; i < items; i = next++) {
-      move_layer(map, joined, job, i / map.layer_count, i % map.layer_count);
+      move_layer(map, kinds, job, i / map.layer_count, i % map.layer_count);
     }
   };
   std::vector<std::thread> helpers;

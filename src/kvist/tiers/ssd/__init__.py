@@ -1,6 +1,8 @@
 """The SSD tier: a crash-safe log of segment files under a hard byte cap."""
 
-from kvist.tiers.ssd.io import FsyncMode, PosixIo, SegmentIo
+from kvist.tiers.ssd.engine import EngineKind
+from kvist.tiers.ssd.io import FsyncMode, IoMode, PosixIo, SegmentIo
+from kvist.tiers.ssd.reads import MissCause
 from kvist.tiers.ssd.recovery import (
     KeyspaceUse,
     SegmentReport,
@@ -8,10 +10,12 @@ from kvist.tiers.ssd.recovery import (
     VerifyReport,
     scan_directory,
 )
-from kvist.tiers.ssd.tier import MissCause, SsdStats, SsdTier
+from kvist.tiers.ssd.tier import SsdStats, SsdTier
 
 __all__ = [
+    "EngineKind",
     "FsyncMode",
+    "IoMode",
     "KeyspaceUse",
     "MissCause",
     "PosixIo",

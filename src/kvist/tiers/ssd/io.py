@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import Protocol
 from kvist.core.errors import TierError, TierFullError, TierTimeout
 
 LOCK_TIMEOUT_S = 60.0
+IOV_MAX = 1024  # buffers that one call takes
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_SECTOR_BYTES = 512  # the unit of st_blocks on every Linux file system
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+SECTOR_BYTES = 512  # the unit of st_blocks on every Linux file system
 
 
 class FsyncMode(Enum):
@@ -24,6 +28,14 @@ class FsyncMode(Enum):
 
     BATCH = "batch"  # once a put, before its blocks become visible
     OFF = "off"  # never: survives a crash of the process, not of the machine
+
+
+class IoMode(Enum):
+    """Whether payloads go past the page cache."""
+
+    AUTO = "auto"  # DIRECT
+    DIRECT = "direct"  # O_DIRECT, and buffered where the file system refuses it
+    BUFFERED = "buffered"
 
 
 class SegmentIo(Protocol):
@@ -76,7 +88,7 @@ def held(lock: threading.Lock) -> Iterator[None]:
         lock.release()
 
 
-def _after(buffers: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
+def after(buffers: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
     """What is left of `buffers` after their first `done_bytes`."""
     left = []
     for buffer in buffers:
@@ -86,8 +98,23 @@ def _after(buffers: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
     return left
 
 
+def _fallocate(fd: int, offset: int, size_bytes: int) -> None:
+    """Gives a file blocks beyond its end; where that fails they come with the writes."""
+    call = getattr(_LIBC, "fallocate", None)
+    if call is not None:
+        call(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(size_bytes))
+
+
+_Move = Callable[[int, Sequence[memoryview], int], int]
+_LIBC = ctypes.CDLL(None)
+
+
 class SegmentFile:
-    """One open segment file. Reads pin it, so that closing waits for those that are under way."""
+    """One open segment file. Reads pin it, so that closing waits for those that are under way.
+
+    A file is buffered until `go_direct`. A call that O_DIRECT does not allow (EINVAL: a buffer or
+    a size that is not in whole pages) makes the file buffered again and is then done.
+    """
 
     def __init__(self, io: SegmentIo, path: Path, flags: int) -> None:
         """Opens `path`.
@@ -100,10 +127,43 @@ class SegmentFile:
         self._lock = threading.Lock()
         self._pins = 0
         self._closing = False
+        self._direct = False
         try:
             self._fd = io.open(path, flags | os.O_NOFOLLOW)
         except OSError as exc:
             raise tier_error(exc, f"open {path}") from exc
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for an engine; valid while pinned."""
+        return self._fd
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether calls go past the page cache now."""
+        return self._direct
+
+    def go_direct(self) -> bool:
+        """Sets O_DIRECT; returns whether the file system allows it."""
+        self._direct = self._set_direct(on=True)
+        return self._direct
+
+    def go_buffered(self) -> None:
+        """Clears O_DIRECT."""
+        self._direct = False
+        self._set_direct(on=False)
+
+    def _set_direct(self, *, on: bool) -> bool:
+        try:
+            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
+        except OSError:
+            return False
+        return True
+
+    def reserve(self, size_bytes: int) -> None:
+        """Asks the file system for the blocks of the first `size_bytes`; the length stays."""
+        _fallocate(self._fd, 0, size_bytes)
 
     @contextmanager
     def pinned(self) -> Iterator[bool]:
@@ -138,10 +198,10 @@ class SegmentFile:
         """
         try:
             while buffers:
-                done = self._io.pwritev(self._fd, buffers, offset)
+                done = self._call(self._io.pwritev, buffers, offset)
                 if done <= 0:
                     raise OSError(errno.EIO, "the system wrote nothing")
-                buffers, offset = _after(buffers, done), offset + done
+                buffers, offset = after(buffers, done), offset + done
         except OSError as exc:
             raise tier_error(exc, f"write {self.path}") from exc
 
@@ -154,13 +214,24 @@ class SegmentFile:
         total = 0
         try:
             while buffers:
-                done = self._io.preadv(self._fd, buffers, offset + total)
+                done = self._call(self._io.preadv, buffers, offset + total)
                 if done <= 0:
                     break
-                buffers, total = _after(buffers, done), total + done
+                buffers, total = after(buffers, done), total + done
         except OSError as exc:
             raise tier_error(exc, f"read {self.path}") from exc
         return total
+
+    def _call(self, move: _Move, buffers: Sequence[memoryview], offset: int) -> int:
+        """One call with at most as many buffers as the system takes."""
+        buffers = buffers[:IOV_MAX]
+        try:
+            return move(self._fd, buffers, offset)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL or not self._direct:
+                raise
+        self.go_buffered()
+        return move(self._fd, buffers, offset)
 
     def sync(self) -> None:
         """Forces what was written to the medium.
@@ -207,7 +278,7 @@ class SegmentFile:
         found = self._stat()
         if found.st_nlink == 0:
             raise TierError(errno.ENOENT, f"{self.path} was deleted by someone else")
-        return max(found.st_size, found.st_blocks * _SECTOR_BYTES)
+        return max(found.st_size, found.st_blocks * SECTOR_BYTES)
 
 
 def sync_directory(io: SegmentIo, directory: Path) -> None:

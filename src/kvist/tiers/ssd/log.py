@@ -1,11 +1,12 @@
 """The writing side of the SSD tier: an append-only log of segments under a hard byte cap.
 
 Segments are kept oldest first; the newest may be *active* (being written), all others are
-read-only. `append` puts a frame into the active segment; `commit` syncs and only then makes the
-appended blocks visible. Before a frame that would exceed the cap, and once upon ENOSPC, the oldest
-segment is *reclaimed*: its blocks leave the index, its file is deleted, and those of its blocks
-that were read since they were written are appended again, as far as they fit into half of what was
-freed. Reclaiming in order of age also keeps a tombstone longer than the frames that it hides.
+read-only. `append` stages a frame for the active segment; `commit` waits until all is written,
+syncs and only then makes the appended blocks visible. Before a frame that would exceed the cap,
+and once upon ENOSPC, the oldest segment is *reclaimed*: its blocks leave the index, its file is
+deleted, and those of its blocks that were read since they were written are appended again, as far
+as they fit into half of what was freed. Reclaiming in order of age also keeps a tombstone longer
+than the frames that it hides.
 
 Not thread-safe: the tier holds one lock around every call, but for `file`.
 """
@@ -14,44 +15,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from kvist.codec.frame import PAGE_BYTES, FrameHeader, FrameKind, frame_bytes
+from kvist.codec.frame import PAGE_BYTES, FrameHeader
 from kvist.core.errors import FormatError, TierError, TierFullError
-from kvist.native import checksum
+from kvist.tiers.ssd.engine import IoEngine
 from kvist.tiers.ssd.index import BlockIndex
-from kvist.tiers.ssd.io import FsyncMode, SegmentFile, SegmentIo, sync_directory, tier_error
+from kvist.tiers.ssd.io import SegmentFile, SegmentIo, tier_error
 from kvist.tiers.ssd.lock import LOCK_BYTES
 from kvist.tiers.ssd.recovery import read_frame
-from kvist.tiers.ssd.segment import Record, pack_header, pack_tail, segment_name, tail_bytes
+from kvist.tiers.ssd.segment import Record, tail_bytes
+from kvist.tiers.ssd.segments import LogLimits, LostFrames, Segment, SegmentWriter, StagedFrame
 
 MAX_SEGMENTS = 512  # bounds open files; the oldest is reclaimed before one more is begun
 REINSERT_LIMIT_BYTES = 64 << 20  # bounds the memory that hot blocks take while their segment goes
-
-
-@dataclass(slots=True)
-class Segment:
-    """One file of ours. Frames before `synced_end` are durable; `end` is where the next goes."""
-
-    number: int
-    file: SegmentFile
-    records: list[Record] = field(default_factory=list)
-    end: int = PAGE_BYTES
-    synced_end: int = PAGE_BYTES
-    disk_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LogLimits:
-    """`foreign_bytes` is what files take that look like segments and must not be touched."""
-
-    capacity_bytes: int
-    segment_bytes: int
-    fsync: FsyncMode
-    foreign_bytes: int = 0
 
 
 class SegmentLog:
@@ -62,6 +41,7 @@ class SegmentLog:
         directory: Path,
         *,
         io: SegmentIo,
+        engine: IoEngine,
         index: BlockIndex,
         limits: LogLimits,
         segments: Iterable[Segment],
@@ -70,16 +50,14 @@ class SegmentLog:
         self.limits = limits
         self.evicted_blocks = 0
         self.reinserted_blocks = 0
-        self.footer_failures = 0
         self._directory = directory
         self._io = io
         self._index = index
+        self._writer = SegmentWriter(directory, io=io, engine=engine, limits=limits)
         self._segments = {s.number: s for s in segments}  # oldest first
         self._active: Segment | None = None
         self._next_number = next_number
-        self._next_sequence = 1 + max(
-            (r.sequence for s in self._segments.values() for r in s.records), default=0
-        )
+        self._next_sequence = 1 + max((s.last_sequence for s in self._segments.values()), default=0)
         self._pending: list[Record] = []
 
     @property
@@ -87,52 +65,44 @@ class SegmentLog:
         return len(self._segments)
 
     @property
+    def footer_failures(self) -> int:
+        return self._writer.footer_failures
+
+    @property
+    def buffered_segments(self) -> int:
+        """Segments that are buffered although O_DIRECT was wanted."""
+        return self._writer.buffered_segments
+
+    @property
     def used_bytes(self) -> int:
         """What the directory takes: our segments, those we must not touch, and the lock file."""
         ours = sum(s.disk_bytes for s in list(self._segments.values()))
         return LOCK_BYTES + self.limits.foreign_bytes + ours
 
-    def file(self, record: Record) -> SegmentFile | None:
-        """The file that holds `record`; `None` if it was reclaimed. Callable from any thread."""
-        segment = self._segments.get(record.segment)
-        return segment.file if segment else None
+    def file(self, segment: int) -> SegmentFile | None:
+        """The file of a segment; `None` if it was reclaimed. Callable from any thread."""
+        found = self._segments.get(segment)
+        return found.file if found else None
 
     def ends(self) -> dict[int, int]:
         """Where the active segment's frames end, by number."""
         return {self._active.number: self._active.end} if self._active else {}
 
-    def append(
-        self,
-        kind: FrameKind,
-        *,
-        keyspace: bytes,
-        key: bytes,
-        parent: bytes | None = None,
-        data: memoryview,
-    ) -> None:
-        """Writes one frame, making room first. Visible only after `commit`.
+    def append(self, header: FrameHeader, data: memoryview) -> None:
+        """Appends one frame, making room first; `data` must not change until `commit` returns.
+
+        The header's sequence is given here. Visible only after `commit`.
 
         Raises:
             TierFullError: no room even after reclaiming.
-            TierError: the medium failed. The frame is absent either way.
+            TierError: the medium failed. This frame, or an earlier one since the last `commit`,
+                is absent.
         """
-        header = FrameHeader(
-            kind=kind,
-            sequence=self._next_sequence,
-            keyspace=keyspace,
-            key=key,
-            parent=parent,
-            raw_bytes=len(data),
-            stored_bytes=len(data),
-            payload_checksum=checksum(data),
-        )
         self._make_room(header.total_bytes)
         try:  # making room may have appended hot blocks: sequences are given last
-            self._write(replace(header, sequence=self._next_sequence), data)
-        except TierFullError:
-            if not self._reclaim_oldest():
-                raise
-            self._write(replace(header, sequence=self._next_sequence), data)
+            self._stage(header, data)
+        except LostFrames as lost:
+            self._recover(lost)
 
     def commit(self) -> None:
         """Makes what was appended durable, then visible.
@@ -141,11 +111,14 @@ class SegmentLog:
             TierError: the medium failed; frames not known to be durable are absent.
         """
         try:
-            if self._active is not None:
-                self._sync(self._active)
+            try:
+                self._drain()
+            finally:
+                if self._active is not None:
+                    self._sync(self._active)
         finally:
             pending, self._pending = self._pending, []
-            self._index.replay(r for r in pending if self._is_durable(r))
+            self._index.commit(r for r in pending if self._is_durable(r))
 
     def enforce_cap(self) -> None:
         """Reclaims until the cap holds, or nothing of ours is left.
@@ -176,13 +149,39 @@ class SegmentLog:
         active, self._active = self._active, None
         try:
             if active is not None and active.records:
-                self._seal(active)
+                self._writer.seal(active)
             elif active is not None:
                 self._delete(active)
         finally:
             for segment in self._segments.values():
                 segment.file.close()
             self._segments = {}
+
+    def seal_recovered(self, numbers: Iterable[int]) -> None:
+        """Cuts the torn tails off segments that a crash left, and seals those the cap allows.
+
+        Those without a good frame are deleted.
+
+        Raises:
+            TierError: the medium failed.
+        """
+        for number in numbers:
+            segment = self._segments.get(number)
+            if segment is None:
+                continue
+            if not segment.records:
+                self._delete(segment)
+                continue
+            sealed = segment.end + tail_bytes(len(segment.records))
+            if self.used_bytes - segment.disk_bytes + sealed <= self.limits.capacity_bytes:
+                self._writer.cut(segment)
+                self._writer.seal(segment)
+
+    def go_direct(self) -> None:
+        """Lets reads of the segments that `open` found go past the page cache."""
+        for segment in self._segments.values():
+            if self.limits.direct and not segment.file.go_direct():
+                self._writer.buffered_segments += 1
 
     def _is_durable(self, record: Record) -> bool:
         segment = self._segments.get(record.segment)
@@ -230,59 +229,61 @@ class SegmentLog:
         """Frees the oldest segment; returns whether there was one.
 
         Raises:
-            TierError: its file cannot be deleted.
+            TierError: its file cannot be deleted, or a frame that was staged cannot be written.
         """
+        self._drain()
         victim = next(iter(self._segments.values()), None)
         if victim is None or (victim is self._active and not victim.records):
             return False
         if victim is self._active:
             self._active = None
         hot = self._read_hot(victim)
-        before = self.reinserted_blocks
         dropped = self._delete(victim)
+        reinserted = 0
         try:
-            for record, data in hot:
-                if not self._fits(frame_bytes(len(data))) or not self._reinsert(record, data):
-                    break
+            reinserted = self._reinsert(hot)
         finally:
-            self.evicted_blocks += dropped - (self.reinserted_blocks - before)
+            self.reinserted_blocks += reinserted
+            self.evicted_blocks += dropped - reinserted
         return True
 
-    def _read_hot(self, victim: Segment) -> list[tuple[Record, bytes]]:
+    def _read_hot(self, victim: Segment) -> list[StagedFrame]:
         budget = min(victim.disk_bytes // 2, REINSERT_LIMIT_BYTES)
         kept = []
-        for record in self._index.hot(victim.records):
-            budget -= record.end - record.offset
+        for place in self._index.hot(victim.number):
+            budget -= place.end - place.offset
             if budget < 0:
                 break
             with contextlib.suppress(FormatError, TierError):  # unreadable: it is evicted
-                found = read_frame(victim.file, record.offset, record.end)
-                if found is not None and record.agrees(found[0]):
-                    kept.append((record, found[1]))
+                found = read_frame(victim.file, place.offset, place.end)
+                if found is not None and place.agrees(found[0]):
+                    kept.append(StagedFrame(found[0], memoryview(found[1])))
         return kept
 
-    def _reinsert(self, record: Record, data: bytes) -> bool:
-        """Appends a hot block again; on failure it is simply evicted."""
-        header = FrameHeader(
-            kind=FrameKind.BLOCK,
-            sequence=self._next_sequence,
-            keyspace=record.keyspace,
-            key=record.key,
-            parent=record.parent,
-            raw_bytes=record.raw_bytes,
-            stored_bytes=record.stored_bytes,
-            payload_checksum=checksum(data),
-        )
+    def _reinsert(self, hot: list[StagedFrame]) -> int:
+        """Appends hot blocks again as far as they fit; those that fail are simply evicted.
+
+        Raises:
+            TierError: the medium failed for another reason than its size.
+        """
+        first = self._next_sequence
         try:
-            self._write(header, memoryview(data))
-        except TierFullError:
-            return False
-        self.reinserted_blocks += 1
-        return True
+            for frame in hot:
+                if not self._fits(frame.header.total_bytes):
+                    break
+                self._stage(frame.header, frame.data)
+            self._writer.finish()
+        except LostFrames as lost:
+            self._take_back(lost)
+            if not isinstance(lost.error, TierFullError):
+                raise lost.error from lost
+        except TierFullError:  # no room for a new segment's first page
+            pass
+        return sum(r.sequence >= first for r in self._pending)
 
     def _delete(self, segment: Segment) -> int:
         """Deletes a segment's file and forgets its blocks; returns how many those were."""
-        dropped = self._index.drop(segment.records)
+        dropped = self._index.drop_segment(segment.number)
         try:
             self._io.unlink(segment.file.path)
         except FileNotFoundError:
@@ -293,108 +294,96 @@ class SegmentLog:
         segment.file.close()
         return dropped
 
-    # ---- segments ---------------------------------------------------------------------------
+    # ---- frames -----------------------------------------------------------------------------
 
-    def _write(self, header: FrameHeader, data: memoryview) -> None:
-        """Appends to the active segment, rotating first if it is full; on failure cuts it back."""
+    def _stage(self, header: FrameHeader, data: memoryview) -> None:
+        """Stages a frame in the active segment, rotating first if it is full.
+
+        Raises:
+            LostFrames: an earlier run failed.
+            TierError: a segment cannot be begun or sealed.
+        """
         if self._active is not None and self._needs_segment(header.total_bytes):
+            try:
+                self._writer.finish()
+            except LostFrames as lost:
+                raise LostFrames(lost.error, [*lost.frames, StagedFrame(header, data)]) from lost
             full, self._active = self._active, None
-            self._seal(full)
+            self._writer.seal(full)
         active = self._active or self._begin()
-        padding = bytes(header.total_bytes - PAGE_BYTES - len(data))
-        buffers = [memoryview(header.pack()), data, memoryview(padding)]
+        frame = StagedFrame(replace(header, sequence=self._next_sequence), data)
+        self._next_sequence += 1
+        self._pending.append(self._writer.stage(active, frame))
+
+    def _drain(self) -> None:
+        """Waits until everything that was staged is written.
+
+        Raises:
+            TierError: something could not be.
+        """
         try:
-            active.file.write_at([b for b in buffers if len(b)], active.end)
-        except TierError as exc:
-            self._cut(active, active.end)
-            if not isinstance(exc, TierFullError):
-                self._active = None  # do not trust this file with more
-                with contextlib.suppress(TierError):
-                    self._sync(active)
-            raise
-        record = Record.of(header, segment=active.number, offset=active.end)
-        self._next_sequence = header.sequence + 1
-        active.records.append(record)
-        active.end = record.end
-        active.disk_bytes = max(active.disk_bytes, active.end)
-        self._pending.append(record)
+            self._writer.finish()
+        except LostFrames as lost:
+            self._recover(lost)
+
+    def _recover(self, lost: LostFrames) -> None:
+        """Frames could not be written: where the medium is full, tries again with more room.
+
+        Raises:
+            TierError: they are lost.
+        """
+        self._take_back(lost)
+        if not isinstance(lost.error, TierFullError):
+            raise lost.error from lost
+        if not self._reclaim_oldest():
+            raise lost.error from lost
+        for frame in lost.frames:
+            try:
+                self._write_now(frame)
+            except TierFullError:
+                if not self._reclaim_oldest():
+                    raise
+                self._write_now(frame)
+
+    def _write_now(self, frame: StagedFrame) -> None:
+        """Appends one frame and waits for it.
+
+        Raises:
+            TierError: it is absent.
+        """
+        self._make_room(frame.header.total_bytes)
+        try:
+            self._stage(frame.header, frame.data)
+            self._writer.finish()
+        except LostFrames as lost:
+            self._take_back(lost)
+            raise lost.error from lost
+
+    def _take_back(self, lost: LostFrames) -> None:
+        active = self._active
+        if active is None:
+            return
+        self._pending = [
+            r for r in self._pending if r.segment != active.number or r.offset < active.end
+        ]
+        if not isinstance(lost.error, TierFullError):
+            self._active = None  # do not trust this file with more
+            with contextlib.suppress(TierError):
+                self._writer.sync(active)
 
     def _begin(self) -> Segment:
         """Creates a segment; its number is above that of every file in the directory."""
         number, self._next_number = self._next_number, self._next_number + 1
-        path = self._directory / segment_name(number)
-        file = SegmentFile(self._io, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        segment = Segment(number, file, disk_bytes=PAGE_BYTES)
-        self._segments[segment.number] = segment
-        try:
-            file.write_at([memoryview(pack_header(segment.number))], 0)
-            if self.limits.fsync is FsyncMode.BATCH:
-                sync_directory(self._io, self._directory)
-        except TierError:
-            with contextlib.suppress(TierError):  # the first error is the one to report
-                self._delete(segment)
-            raise
-        self._active = segment
-        return segment
+        room = self.limits.capacity_bytes - self.used_bytes
+        reserve = self.limits.segment_bytes if room >= self.limits.segment_bytes else 0
+        self._active = self._segments[number] = self._writer.create(number, reserve_bytes=reserve)
+        return self._active
 
     def _sync(self, segment: Segment) -> None:
-        """Makes the frames of `segment` durable; on failure those not yet so are cut off."""
-        if segment.synced_end == segment.end:
-            return
+        """Makes the frames of `segment` durable; one that fails is not written to any more."""
         try:
-            if self.limits.fsync is FsyncMode.BATCH:
-                segment.file.sync()
-            segment.disk_bytes = max(segment.end, segment.file.disk_bytes())
+            self._writer.sync(segment)
         except TierError:
-            # After a failed fdatasync the system may have dropped the pages: nothing written
-            # since the last good one can be relied on, nor this file with more.
-            segment.records = [r for r in segment.records if r.end <= segment.synced_end]
-            segment.end = segment.synced_end
-            self._cut(segment, segment.end)
             if self._active is segment:
                 self._active = None
             raise
-        segment.synced_end = segment.end
-
-    def _cut(self, segment: Segment, end: int) -> None:
-        """Truncates a segment after a failure; if that fails too, recovery ignores the tail."""
-        with contextlib.suppress(TierError):
-            segment.file.truncate(end)
-            segment.disk_bytes = segment.file.disk_bytes()
-
-    def _seal(self, segment: Segment) -> None:
-        """Writes footer and trailer. Without them the segment is still good: it is scanned.
-
-        Raises:
-            TierError: its frames cannot be made durable.
-        """
-        self._sync(segment)
-        tail = pack_tail(segment.records, segment=segment.number, footer_offset=segment.end)
-        try:
-            segment.file.write_at([memoryview(tail)], segment.end)
-            if self.limits.fsync is FsyncMode.BATCH:
-                segment.file.sync()
-            segment.disk_bytes = segment.file.disk_bytes()
-        except TierError:
-            self.footer_failures += 1
-            self._cut(segment, segment.end)
-
-    def seal_recovered(self, numbers: Iterable[int]) -> None:
-        """Cuts the torn tails off segments that a crash left, and seals those the cap allows.
-
-        Those without a good frame are deleted.
-
-        Raises:
-            TierError: the medium failed.
-        """
-        for number in numbers:
-            segment = self._segments.get(number)
-            if segment is None:
-                continue
-            if not segment.records:
-                self._delete(segment)
-                continue
-            sealed = segment.end + tail_bytes(len(segment.records))
-            if self.used_bytes - segment.disk_bytes + sealed <= self.limits.capacity_bytes:
-                self._cut(segment, segment.end)
-                self._seal(segment)

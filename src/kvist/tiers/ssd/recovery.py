@@ -21,16 +21,19 @@ from kvist.codec.frame import (
     FrameHeader,
     FrameKind,
     frame_bytes,
+    padded_bytes,
     stored_bytes_hint,
 )
 from kvist.core.errors import FormatError, TierError, VersionError
 from kvist.native import checksum
+from kvist.tiers.ssd.buffers import aligned_buffer
+from kvist.tiers.ssd.index import BlockIndex
 from kvist.tiers.ssd.io import PosixIo, SegmentFile, SegmentIo, tier_error
 from kvist.tiers.ssd.segment import (
     SEGMENT_MAGIC,
     SEGMENT_VERSION,
     Record,
-    Trailer,
+    footer_entries,
     pack_header,
     segment_number,
     unpack_footer,
@@ -56,7 +59,10 @@ class SegmentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """What one file holds. `good_end` is where the last good frame ends."""
+    """What one file holds. `good_end` is where the last good frame ends.
+
+    `records` stay empty where a footer went straight into an index.
+    """
 
     number: int
     state: SegmentState
@@ -64,11 +70,8 @@ class SegmentContents:
     good_end: int = PAGE_BYTES
     corrupt_frames: int = 0
     torn_bytes: int = 0
-
-    @property
-    def first_sequence(self) -> int:
-        """Order of age, for first in, first out; an empty segment comes first."""
-        return min((r.sequence for r in self.records), default=0)
+    first_sequence: int = 0  # order of age, for first in, first out; an empty segment comes first
+    last_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,16 @@ def list_directory(directory: Path) -> Listing:
     return Listing(dict(sorted(segments.items())), foreign, next_number)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """What a footer says."""
+
+    frames_end: int
+    records: tuple[Record, ...]
+    first_sequence: int
+    last_sequence: int
+
+
 def read_frame(file: SegmentFile, offset: int, limit: int) -> tuple[FrameHeader, bytes] | None:
     """The frame at `offset` if it is whole, ends by `limit` and its payload matches.
 
@@ -153,17 +166,18 @@ def read_frame(file: SegmentFile, offset: int, limit: int) -> tuple[FrameHeader,
     header = _header_at(file, offset)
     if offset + header.total_bytes > limit:
         raise FormatError("a frame that goes beyond the end")
-    payload = bytearray(header.stored_bytes)
-    size = file.read_at([memoryview(payload)], offset + PAGE_BYTES)
+    pages = aligned_buffer(padded_bytes(header.stored_bytes))
+    payload = pages[: header.stored_bytes]
+    size = file.read_at([pages], offset + PAGE_BYTES) if pages else 0
     if size < len(payload) or checksum(payload) != header.payload_checksum:
         return None
-    return header, bytes(payload)
+    return header, payload.tobytes()
 
 
 def _header_at(file: SegmentFile, offset: int) -> FrameHeader:
-    page = bytearray(PAGE_BYTES)
-    size = file.read_at([memoryview(page)], offset)
-    return FrameHeader.unpack(memoryview(page)[:size])
+    page = aligned_buffer(PAGE_BYTES)
+    size = file.read_at([page], offset)
+    return FrameHeader.unpack(page[:size])
 
 
 def _next_header(file: SegmentFile, offset: int, limit: int, after_sequence: int) -> int | None:
@@ -208,12 +222,20 @@ def scan_frames(file: SegmentFile, number: int, limit: int) -> SegmentContents:
             good_end = offset + header.total_bytes
         offset += header.total_bytes
     torn = max(0, limit - max(offset, good_end))
-    state = SegmentState.UNSEALED
-    return SegmentContents(number, state, tuple(records), good_end, corrupt, torn)
+    return SegmentContents(
+        number,
+        SegmentState.UNSEALED,
+        tuple(records),
+        good_end,
+        corrupt,
+        torn,
+        first_sequence=records[0].sequence if records else 0,
+        last_sequence=records[-1].sequence if records else 0,
+    )
 
 
-def _footer(file: SegmentFile, number: int, size: int) -> tuple[Trailer, list[Record]] | None:
-    """Trailer and records, if both are valid and fit the file.
+def _footer(file: SegmentFile, number: int, size: int, index: BlockIndex | None) -> _Sealed | None:
+    """What trailer and footer say, if both are valid and fit the file.
 
     Raises:
         VersionError: the trailer is of a newer version.
@@ -226,9 +248,15 @@ def _footer(file: SegmentFile, number: int, size: int) -> tuple[Trailer, list[Re
         trailer = unpack_trailer(page)
         if trailer.file_bytes != size:
             return None
-        footer = bytearray(size - PAGE_BYTES - trailer.footer_offset)
-        file.read_at([memoryview(footer)], trailer.footer_offset)
-        return trailer, unpack_footer(memoryview(footer), trailer, segment=number)
+        footer = memoryview(bytearray(size - PAGE_BYTES - trailer.footer_offset))
+        file.read_at([footer], trailer.footer_offset)
+        if index is None:
+            records = unpack_footer(footer, trailer, segment=number)
+            sequences = [r.sequence for r in records] or [0]
+            return _Sealed(trailer.footer_offset, tuple(records), min(sequences), max(sequences))
+        entries = footer_entries(footer, trailer)
+        first, last = index.add_footer(entries, segment=number, frames_end=trailer.footer_offset)
+        return _Sealed(trailer.footer_offset, (), first, last)
     except VersionError:
         raise
     except FormatError:
@@ -250,8 +278,12 @@ def _is_ours(page: memoryview, number: int) -> bool:
     return not any(page) or pack_header(number).startswith(page)
 
 
-def read_segment(file: SegmentFile, number: int) -> SegmentContents:
+def read_segment(
+    file: SegmentFile, number: int, *, index: BlockIndex | None = None
+) -> SegmentContents:
     """What a segment holds; frames are read only where there is no valid footer.
+
+    With an `index`, that is where its frames are added; `BlockIndex.settle` must follow.
 
     Raises:
         TierError: the medium failed.
@@ -267,16 +299,24 @@ def read_segment(file: SegmentFile, number: int) -> SegmentContents:
             raise
         except FormatError:
             ours = _is_ours(head, number)
-        found = _footer(file, number, size)
+        found = _footer(file, number, size, index)
     except VersionError:
         return SegmentContents(number, SegmentState.NEWER)
     if found is not None:
-        trailer, records = found
-        state, end = SegmentState.SEALED, trailer.footer_offset
-        return SegmentContents(number, state, tuple(records), end)
+        return SegmentContents(
+            number,
+            SegmentState.SEALED,
+            found.records,
+            found.frames_end,
+            first_sequence=found.first_sequence,
+            last_sequence=found.last_sequence,
+        )
     if not ours:
         return SegmentContents(number, SegmentState.FOREIGN)
-    return scan_frames(file, number, size)
+    contents = scan_frames(file, number, size)
+    if index is not None:
+        index.add(contents.records)
+    return contents
 
 
 def _report(file: SegmentFile, number: int, end: int | None) -> SegmentReport:

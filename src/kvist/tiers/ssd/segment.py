@@ -174,6 +174,18 @@ def unpack_trailer(buffer: Buffer) -> Trailer:
     return Trailer(segment, count, offset, digest)
 
 
+def footer_entries(footer: memoryview, trailer: Trailer) -> memoryview:
+    """The packed entries of a footer, proven against its trailer.
+
+    Raises:
+        ChecksumError: the footer does not match its trailer.
+    """
+    entries = footer[: trailer.count * _ENTRY.size]
+    if len(entries) < trailer.count * _ENTRY.size or checksum(entries) != trailer.footer_checksum:
+        raise ChecksumError("the checksum of a segment footer does not match")
+    return entries
+
+
 def unpack_footer(footer: memoryview, trailer: Trailer, *, segment: int) -> list[Record]:
     """The records of a footer; they are numbered with `segment`, the file's own number.
 
@@ -181,11 +193,8 @@ def unpack_footer(footer: memoryview, trailer: Trailer, *, segment: int) -> list
         ChecksumError: the footer does not match its trailer.
         FormatError: an entry points outside the frames, or is of an unknown kind.
     """
-    entries = footer[: trailer.count * _ENTRY.size]
-    if len(entries) < trailer.count * _ENTRY.size or checksum(entries) != trailer.footer_checksum:
-        raise ChecksumError("the checksum of a segment footer does not match")
     records = []
-    for entry in _ENTRY.iter_unpack(entries):
+    for entry in _ENTRY.iter_unpack(footer_entries(footer, trailer)):
         key, parent, keyspace, offset, raw, stored, sequence, kind, has_parent, _ = entry
         if kind not in (FrameKind.BLOCK.value, FrameKind.TOMBSTONE.value):
             raise FormatError(f"unknown frame kind {kind} in a segment footer")

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
-from kvist.codec.frame import PAGE_BYTES, RAW_CODEC, FrameHeader, FrameKind
-from kvist.core.errors import ClosedError, ConfigError, FormatError, VersionError
+from kvist.codec.frame import PAGE_BYTES, FrameHeader, FrameKind
+from kvist.codec.registry import CodecRegistry
+from kvist.core.errors import ClosedError, ConfigError, TierError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
 from kvist.tiers.protocol import Payload
-from kvist.tiers.ssd.index import BlockIndex
-from kvist.tiers.ssd.io import FsyncMode, PosixIo, SegmentFile, SegmentIo, held
+from kvist.tiers.ssd.engine import DEFAULT_DEPTH, EngineKind, IoEngine, open_engines
+from kvist.tiers.ssd.index import BlockIndex, Place
+from kvist.tiers.ssd.io import FsyncMode, IoMode, PosixIo, SegmentIo, held
 from kvist.tiers.ssd.lock import LOCK_BYTES, DirectoryLock
-from kvist.tiers.ssd.log import LogLimits, Segment, SegmentLog
-from kvist.tiers.ssd.recovery import (
-    Progress,
-    SegmentContents,
-    SegmentState,
-    VerifyReport,
-    list_directory,
-    read_segment,
-    scan_directory,
-)
-from kvist.tiers.ssd.segment import Record, tail_bytes
+from kvist.tiers.ssd.log import SegmentLog
+from kvist.tiers.ssd.opening import Found, recover
+from kvist.tiers.ssd.reads import FrameReader, MissCause, WantedFrame
+from kvist.tiers.ssd.recovery import Progress, VerifyReport, scan_directory
+from kvist.tiers.ssd.segment import tail_bytes
+from kvist.tiers.ssd.segments import LogLimits
 
 DEFAULT_SEGMENT_BYTES = 256 << 20
 MIN_CAPACITY_BYTES = LOCK_BYTES + PAGE_BYTES + 2 * PAGE_BYTES + tail_bytes(1)  # one small frame
+_NOTHING = memoryview(b"")
 _SHARES = (8, 256)  # a segment is at most 1/8 and at least 1/256 of the capacity
-
-
-class MissCause(Enum):
-    """Why a read was a miss. All but the first two drop the entry."""
-
-    ABSENT = "absent"
-    SIZE = "size"  # the caller's buffer has another size than the block
-    SHORT = "short"  # the file ends within the frame
-    HEADER = "header"  # the header is damaged
-    VERSION = "version"  # the header is of a newer version
-    IDENTITY = "identity"  # a valid header of another block
-    PAYLOAD = "payload"  # the payload's checksum does not match
-    CODEC = "codec"  # encoded in a way that this tier does not decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +52,10 @@ class SsdStats:
     corrupt_frames: int
     torn_bytes: int
     footer_failures: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What `open` found; `segments` are ours, oldest first."""
-
-    segments: tuple[Segment, ...]
-    unsealed: tuple[int, ...]
-    next_number: int
-    skipped_segments: int
-    foreign_files: int
-    untouched_bytes: int
-    corrupt_frames: int
-    torn_bytes: int
-
-
-def _recover(directory: Path, io: SegmentIo, undo: ExitStack) -> _Found:
-    """Reads what every segment holds; files are closed by `undo`, those not ours at once.
-
-    Raises:
-        TierError: the medium failed.
-    """
-    listing = list_directory(directory)
-    ours: list[tuple[SegmentContents, Segment]] = []
-    states: Counter[SegmentState] = Counter()
-    untouched_bytes = 0
-    for number, path in listing.segments.items():
-        file = SegmentFile(io, path, os.O_RDWR)
-        undo.callback(file.close)
-        contents = read_segment(file, number)
-        states[contents.state] += 1
-        size, end = file.disk_bytes(), contents.good_end
-        if contents.state in (SegmentState.NEWER, SegmentState.FOREIGN):
-            untouched_bytes += size
-            file.close()
-            continue
-        segment = Segment(
-            number, file, list(contents.records), end=end, synced_end=end, disk_bytes=size
-        )
-        ours.append((contents, segment))
-    ours.sort(key=lambda pair: pair[0].first_sequence)
-    return _Found(
-        segments=tuple(s for _, s in ours),
-        unsealed=tuple(s.number for c, s in ours if c.state is SegmentState.UNSEALED),
-        next_number=listing.next_number,
-        skipped_segments=states[SegmentState.NEWER],
-        foreign_files=listing.foreign_files + states[SegmentState.FOREIGN],
-        untouched_bytes=untouched_bytes,
-        corrupt_frames=sum(c.corrupt_frames for c, _ in ours),
-        torn_bytes=sum(c.torn_bytes for c, _ in ours),
-    )
+    index_bytes: int
+    engine: EngineKind
+    direct: bool
+    buffered_segments: int
 
 
 class SsdTier:
@@ -133,9 +69,15 @@ class SsdTier:
         lock: DirectoryLock,
         index: BlockIndex,
         log: SegmentLog,
-        found: _Found,
+        found: Found,
+        engines: tuple[IoEngine, IoEngine],
+        kind: EngineKind,
+        codecs: CodecRegistry,
     ) -> None:
         """For `open`, which callers use."""
+        self._engines = engines
+        self._kind = kind
+        self._reader = FrameReader(engines[0], codecs)
         self._directory = directory
         self._keyspace = keyspace
         self._lock = lock
@@ -158,13 +100,19 @@ class SsdTier:
         capacity_bytes: int,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         fsync: FsyncMode = FsyncMode.BATCH,
+        mode: IoMode = IoMode.AUTO,
+        engine: EngineKind = EngineKind.AUTO,
+        depth: int = DEFAULT_DEPTH,
+        codecs: CodecRegistry | None = None,
         io: SegmentIo | None = None,
     ) -> SsdTier:
         """Takes the directory, finds what is in it, and brings it under the cap.
 
         `segment_bytes` is kept between 1/256 and 1/8 of the capacity; a larger frame gets a
         segment of its own. `keyspace` (32 bytes) marks what is written; blocks of other keyspaces
-        stay, count and are readable, since a key is unique over all keyspaces.
+        stay, count and are readable, since a key is unique over all keyspaces. `mode` and
+        `engine` fall back to what the system grants; `depth` bounds the operations of a batch that
+        are under way at once. With an `io`, every read and write goes through it.
 
         Raises:
             TierBusyError: another tier holds the directory.
@@ -176,34 +124,56 @@ class SsdTier:
         if len(keyspace) != KEY_BYTES:
             raise ConfigError(f"a keyspace fingerprint has {KEY_BYTES} bytes, not {len(keyspace)}")
         most, least = (capacity_bytes // share for share in _SHARES)
-        io = io or PosixIo()
         with ExitStack() as undo:
+            kind, reads, writes = open_engines(engine, depth=depth, io=io)
+            undo.callback(writes.close)
+            undo.callback(reads.close)
             lock = DirectoryLock(directory)
             undo.callback(lock.release)
-            found = _recover(directory, io, undo)
             index = BlockIndex()
-            index.replay(r for segment in found.segments for r in segment.records)
+            found = recover(directory, io or PosixIo(), index, undo)
             log = SegmentLog(
                 directory,
-                io=io,
+                io=io or PosixIo(),
+                engine=writes,
                 index=index,
                 limits=LogLimits(
                     capacity_bytes=capacity_bytes,
                     segment_bytes=max(min(segment_bytes, most), least, 4 * PAGE_BYTES),
                     fsync=fsync,
                     foreign_bytes=found.untouched_bytes,
+                    direct=mode is not IoMode.BUFFERED,
                 ),
                 segments=found.segments,
                 next_number=found.next_number,
             )
             log.enforce_cap()
             log.seal_recovered(found.unsealed)
+            log.go_direct()
             undo.pop_all()
-        return cls(directory, keyspace=keyspace, lock=lock, index=index, log=log, found=found)
+        return cls(
+            directory,
+            keyspace=keyspace,
+            lock=lock,
+            index=index,
+            log=log,
+            found=found,
+            engines=(reads, writes),
+            kind=kind,
+            codecs=codecs or CodecRegistry(),
+        )
 
     def contains(self, key: Key) -> bool:
         """Whether `key` is durable here. No I/O, no lock."""
-        return self._index.get(key) is not None
+        return key in self._index
+
+    def contains_run(self, keys: Sequence[Key]) -> int:
+        """How many keys from the first on are durable here. No I/O, no lock."""
+        return self._index.contains_run(keys)
+
+    def present(self, keys: Sequence[Key]) -> bytes:
+        """A byte for each key: 1 where it is durable here, else 0."""
+        return self._index.present(keys)
 
     def put(self, payloads: Sequence[Payload]) -> None:
         """Appends blocks; one fdatasync, then they are visible. Present keys are skipped.
@@ -221,13 +191,19 @@ class SsdTier:
                     if payload.key in seen or self.contains(payload.key):
                         continue
                     seen.add(payload.key)
-                    self._log.append(
-                        FrameKind.BLOCK,
+                    data = payload.data.cast("B")
+                    header = FrameHeader(
+                        kind=FrameKind.BLOCK,
+                        sequence=0,
                         keyspace=self._keyspace,
                         key=payload.key,
                         parent=payload.parent,
-                        data=payload.data.cast("B"),
+                        raw_bytes=payload.decoded_bytes,
+                        stored_bytes=len(data),
+                        payload_checksum=checksum(data),
+                        codec=payload.codec,
                     )
+                    self._log.append(header, data)
             finally:
                 self._log.commit()
             self._puts += len(seen)
@@ -240,45 +216,67 @@ class SsdTier:
             ClosedError: the tier was closed.
         """
         self._require_open()
+        wanted = self._find(0, key, out)
+        if isinstance(wanted, MissCause):
+            return self._miss(wanted)
+        with wanted.file.pinned() as alive:
+            cause = self._reader.read_one(wanted) if alive else MissCause.ABSENT
+        return self._settle(wanted.place, cause)
+
+    def read_many(
+        self, items: Sequence[tuple[Key, memoryview]]
+    ) -> Iterator[tuple[int, Outcome | TierError]]:
+        """Reads and proves many blocks, several at once; see `tiers.protocol.BatchReader`.
+
+        Raises:
+            ClosedError: the tier was closed.
+        """
+        self._require_open()
+        return self._read_many(items)
+
+    def _read_many(
+        self, items: Sequence[tuple[Key, memoryview]]
+    ) -> Iterator[tuple[int, Outcome | TierError]]:
+        wanted: dict[int, WantedFrame] = {}
+        with ExitStack() as pins:
+            files: dict[int, bool] = {}
+            for i, (key, out) in enumerate(items):
+                found = self._find(i, key, out)
+                if isinstance(found, MissCause):
+                    yield i, self._miss(found)
+                    continue
+                number = found.place.segment
+                if number not in files:
+                    files[number] = pins.enter_context(found.file.pinned())
+                if files[number]:
+                    wanted[i] = found
+                else:
+                    yield i, self._miss(MissCause.ABSENT)
+            for i, result in self._reader.read(list(wanted.values())):
+                if isinstance(result, TierError):
+                    yield i, result
+                else:
+                    yield i, self._settle(wanted[i].place, result)
+
+    def _find(self, index: int, key: Key, out: memoryview) -> WantedFrame | MissCause:
+        place = self._index.get(key)
+        file = self._log.file(place.segment) if place is not None else None
+        if place is None or file is None:
+            return MissCause.ABSENT
         out = out.cast("B")
-        record = self._index.get(key)
-        file = self._log.file(record) if record is not None else None
-        if record is None or file is None:
-            return self._miss(MissCause.ABSENT)
-        if len(out) != record.raw_bytes:
-            return self._miss(MissCause.SIZE)
-        with file.pinned() as alive:
-            cause = self._read(record, file, out) if alive else MissCause.ABSENT
+        if len(out) != place.raw_bytes:
+            return MissCause.SIZE
+        return WantedFrame(index, place, file, out)
+
+    def _settle(self, place: Place, cause: MissCause | None) -> Outcome:
         if cause is not None:
             if cause is not MissCause.ABSENT:
-                self._index.drop([record])
+                self._index.drop([place])
             return self._miss(cause)
-        self._index.touch(record)
+        self._index.touch(place)
         with held(self._count_lock):
             self._hits += 1
         return Outcome.HIT
-
-    @staticmethod
-    def _read(record: Record, file: SegmentFile, out: memoryview) -> MissCause | None:
-        if record.stored_bytes != record.raw_bytes:
-            return MissCause.CODEC
-        page = memoryview(bytearray(PAGE_BYTES))
-        buffers = [page, out] if len(out) else [page]
-        if file.read_at(buffers, record.offset) < PAGE_BYTES + len(out):
-            return MissCause.SHORT
-        try:
-            header = FrameHeader.unpack(page)
-        except VersionError:
-            return MissCause.VERSION
-        except FormatError:
-            return MissCause.HEADER
-        if not record.agrees(header):
-            return MissCause.IDENTITY
-        if header.codec != RAW_CODEC:
-            return MissCause.CODEC
-        if checksum(out) != header.payload_checksum:
-            return MissCause.PAYLOAD
-        return None
 
     def remove(self, keys: Iterable[Key]) -> None:
         """Hides blocks at once and appends tombstones, so that they stay hidden after a restart.
@@ -289,18 +287,25 @@ class SsdTier:
         """
         with held(self._write_lock):
             self._require_open()
-            found = [r for r in map(self._index.get, dict.fromkeys(keys)) if r is not None]
+            found = [p for p in map(self._index.get, dict.fromkeys(keys)) if p is not None]
             self._index.drop(found)
             try:
-                for record in found:
-                    self._log.append(
-                        FrameKind.TOMBSTONE,
-                        keyspace=record.keyspace,
-                        key=record.key,
-                        data=memoryview(b""),
-                    )
+                for place in found:
+                    self._log.append(self._tombstone(place.key), _NOTHING)
             finally:
                 self._log.commit()
+
+    def _tombstone(self, key: Key) -> FrameHeader:
+        return FrameHeader(
+            kind=FrameKind.TOMBSTONE,
+            sequence=0,
+            keyspace=self._keyspace,
+            key=key,
+            parent=None,
+            raw_bytes=0,
+            stored_bytes=0,
+            payload_checksum=checksum(_NOTHING),
+        )
 
     def clear(self) -> None:
         """Deletes every segment of this version; newer ones and foreign files stay.
@@ -346,6 +351,10 @@ class SsdTier:
             corrupt_frames=self._found.corrupt_frames,
             torn_bytes=self._found.torn_bytes,
             footer_failures=self._log.footer_failures,
+            index_bytes=self._index.memory_bytes,
+            engine=self._kind,
+            direct=self._log.limits.direct,
+            buffered_segments=self._log.buffered_segments,
         )
 
     def close(self) -> None:
@@ -362,6 +371,8 @@ class SsdTier:
                 self._log.close()
             finally:
                 self._index.clear()
+                for engine in self._engines:
+                    engine.close()
                 self._lock.release()
 
     def _require_open(self) -> None:

@@ -165,3 +165,19 @@ def test_copy_thread_avoids_the_cores_that_the_engine_is_pinned_to(
     monkeypatch.setattr(copier_module, "ALL_CPUS", {0, 1, 2, 3})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: mine)
     assert copy_cpus() == want
+
+
+def test_long_save_is_cut_so_that_a_load_can_go_between_and_is_reported_once(
+    copier: Copier, mover: SteeredMover
+) -> None:
+    hold(copier, mover)
+    blocks = 40
+    long = CopyJob(1, "a", tuple(range(blocks)), tuple((i,) for i in range(blocks)))
+    copier.submit(JobKind.SAVE, long)
+    copier.submit(JobKind.LOAD, job(2))
+    mover.gate.set()
+    done = collect(copier, 3)
+    assert [j.job_id for _, j in done.jobs] == [0, 2, 1]
+    assert done.jobs[-1] == (JobKind.SAVE, long)
+    parts = [number for number in mover.order if number == 1]
+    assert len(parts) > 1

@@ -257,7 +257,7 @@ def warm_side() -> Side:
     return side
 
 
-def promise(side: Side, req: FakeRequest, computed: int = 0) -> tuple[int, bool]:
+def promise(side: Side, req: FakeRequest, computed: int = 0) -> tuple[int | None, bool]:
     """What the engine is told it can load beyond `computed` tokens."""
     return side.side.matched(req, computed)
 
@@ -272,6 +272,6 @@ def load(side: Side, req: FakeRequest, table: Sequence[int] = TABLE) -> StepPlan
     return side.idle()
 
 
-def end_load(side: Side, req: FakeRequest) -> None:
-    """Every rank reports that the load has ended."""
-    side.side.heard(None, {req.request_id})
+def end_load(side: Side, req: FakeRequest, job: int) -> None:
+    """The only rank reports that the load has ended."""
+    side.side.heard(StepReport({job: 1}, set()), {req.request_id})

@@ -1,0 +1,187 @@
+"""`kvist replay`: what each eviction policy would have saved on a trace, at several capacities."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from kvist.cli import screen
+from kvist.core.errors import ConfigError
+from kvist.sim.contenders import NAMES, contender
+from kvist.sim.formats import read_trace
+from kvist.sim.replay import Result, replay
+from kvist.sim.traces import Trace
+
+_PLOT_SUFFIXES = (".png", ".svg")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds `replay`."""
+    parser = screen.add_command(
+        subparsers,
+        "replay",
+        summary="replay a trace against eviction policies",
+        details="A block is a hit only if every earlier block of its request is one. Reads "
+        "Mooncake, Bailian, RAGPulse, LMCache agent, AIBrix and LLMServingSim JSON lines, Azure "
+        "and BurstGPT CSV, plain or .gz.",
+        example="kvist replay trace.jsonl --policy value,leaf-lru,belady --capacity 1%,3%,10%",
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace")
+    parser.add_argument(
+        "--policy",
+        default="value,leaf-lru,belady",
+        metavar="NAMES",
+        help=f"policies, separated by commas, or all: {', '.join(NAMES)} "
+        "(default: value,leaf-lru,belady)",
+    )
+    parser.add_argument(
+        "--capacity",
+        default="1%,3%,10%",
+        metavar="SIZES",
+        help="blocks, or shares of the trace's different blocks (default: 1%%,3%%,10%%)",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw into a .png or .svg")
+    screen.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays every policy at every capacity and prints what it saved.
+
+    Raises:
+        ConfigError: an option cannot be used.
+        FormatError: the trace cannot be read; names file, line and field.
+        OSError: the trace cannot be read, or the plot not written.
+    """
+    names = _policies(args.policy)
+    _check_capacities(args.capacity)
+    if args.plot is not None:
+        _check_plot(args.plot)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=screen.progress_console(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        reading = bar.add_task("read", total=None)
+        trace = read_trace(args.trace, lambda lines: bar.update(reading, completed=lines))
+        bar.remove_task(reading)
+        if not trace.accesses_blocks:
+            raise ConfigError("no request has a block", path=str(args.trace))
+        capacities = _capacities(args.capacity, trace)
+        results: list[Result] = []
+        work = bar.add_task("", total=len(names) * len(capacities) * len(trace.requests))
+        for name in names:
+            for capacity in capacities:
+                done = len(results) * len(trace.requests)
+                bar.update(work, description=f"{name} {capacity}", completed=done)
+                results.append(
+                    replay(
+                        trace,
+                        contender(name, trace, capacity),
+                        capacity,
+                        lambda n, done=done: bar.update(work, completed=done + n),  # type: ignore[misc]
+                    )
+                )
+    if args.json:
+        screen.print_json([dataclasses.asdict(result) for result in results])
+    else:
+        _print(trace, results)
+    if args.plot is not None:
+        _draw(args.plot, trace, results)
+    return 0
+
+
+def _policies(text: str) -> list[str]:
+    names = list(NAMES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(
+                f"there is no policy {name!r}", path="--policy", remedy=f"take {', '.join(NAMES)}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def _check_capacities(text: str) -> None:
+    for part in text.split(","):
+        _capacity(part.strip(), 1)
+
+
+def _capacities(text: str, trace: Trace) -> list[int]:
+    sizes = [_capacity(part.strip(), trace.unique_blocks) for part in text.split(",")]
+    return list(dict.fromkeys(sizes))
+
+
+def _capacity(text: str, unique_blocks: int) -> int:
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1])
+            blocks = max(1, int(unique_blocks * share / 100)) if 0 < share <= 100 else 0
+        else:
+            blocks = int(text)
+    except ValueError:
+        blocks = 0
+    if blocks < 1:
+        raise ConfigError(
+            f"{text!r} is no capacity",
+            path="--capacity",
+            remedy="write a number of blocks, or a share such as 3%",
+        )
+    return blocks
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in _PLOT_SUFFIXES:
+        raise ConfigError(f"{path} is neither .png nor .svg", path="--plot")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "matplotlib is not installed", path="--plot", remedy="pip install 'kvist[plot]'"
+        ) from error
+
+
+def _print(trace: Trace, results: Sequence[Result]) -> None:
+    out = screen.console()
+    out.print(
+        f"{trace.name}: {len(trace.requests):,} requests, {trace.accesses_blocks:,} accesses to "
+        f"{trace.unique_blocks:,} blocks of {trace.block_tokens} tokens"
+    )
+    numbers = ("capacity", "block hits", "token hits", "FLOPs saved", "blocks written")
+    grid = screen.table("policy", *numbers, right=frozenset(numbers))
+    for result in results:
+        grid.add_row(
+            result.policy,
+            f"{result.capacity_blocks:,}",
+            f"{result.block_hit_ratio:.1%}",
+            f"{result.token_hit_ratio:.1%}",
+            f"{result.flops_saved_ratio:.1%}",
+            f"{result.blocks_written:,}",
+        )
+    out.print(grid)
+
+
+def _draw(path: Path, trace: Trace, results: Sequence[Result]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(result.policy for result in results):
+        points = sorted((r.capacity_blocks, r.block_hit_ratio) for r in results if r.policy == name)
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"capacity (blocks of {trace.block_tokens} tokens)")
+    axes.set_ylabel("block hit ratio")
+    axes.set_ylim(bottom=0)
+    axes.set_title(trace.name)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

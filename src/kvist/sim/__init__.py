@@ -1,0 +1,1 @@
+"""What would happen: traces, and policies replayed on them."""
