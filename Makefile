@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format docs bench bench-peers gpu soak ci
+.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers gpu soak ci
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
@@ -22,6 +22,12 @@ test: setup  ## run every test that needs no GPU
 
 test-fast: setup  ## run the tests that need no engine and are quick
 	@$(PY) -m pytest -q -m "not gpu and not engines and not slow"
+
+coverage: setup  ## branch coverage of what decides and stores; below 90 % is a failure
+	@$(PY) -m pytest -q -m "not gpu and not engines and not slow" \
+	  tests/unit tests/contract tests/property tests/golden tests/parity \
+	  --cov=kvist.core --cov=kvist.policy --cov=kvist.store --cov=kvist.tiers \
+	  --cov=kvist.connectors.plan --cov-branch --cov-report=term:skip-covered --cov-fail-under=90
 
 check: setup  ## lint, types, layers, house rules
 	@.venv/bin/ruff check -q .

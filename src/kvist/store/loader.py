@@ -19,7 +19,7 @@ from kvist.store.link import LowerLink
 from kvist.tiers.protocol import BatchReader
 
 BATCH_BLOCKS = 32
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 24 << 20  # small enough that the threads share a long prompt evenly
 
 
 class Loader:
