@@ -28,7 +28,7 @@ class TestMemoryTier(LowerTierSuite):
 
 class _SsdTierSuite(LowerTierSuite):
     kind = EngineKind.AUTO
-    mode = IoMode.AUTO
+    mode = IoMode.DIRECT
 
     def open_tier(self, directory: Path, capacity_bytes: int = CAPACITY_BYTES) -> LowerTier:
         return SsdTier.open(

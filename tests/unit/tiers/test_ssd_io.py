@@ -25,7 +25,7 @@ MODES = [IoMode.DIRECT, IoMode.BUFFERED]
 def open_tier(
     directory: Path,
     *,
-    mode: IoMode = IoMode.AUTO,
+    mode: IoMode = IoMode.DIRECT,
     engine: EngineKind = EngineKind.AUTO,
     capacity_bytes: int = 64 << 20,
     io: PosixIo | None = None,
