@@ -20,7 +20,7 @@ def describe_machine() -> Machine:
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        kernel=platform.release(),
+        kernel=".".join(platform.release().split(".")[:2]),
         python=platform.python_version(),
         versions=_versions(),
         commit=_commit(),

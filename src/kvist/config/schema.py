@@ -101,10 +101,10 @@ class SsdConfig(_Section, frozen=True):
     io: Annotated[
         Literal["auto", "direct", "buffered"],
         Meta(
-            description="`buffered`: through the page cache; what it still holds is read several "
-            "times faster after a restart of the engine. `direct`: O_DIRECT, so that no block is "
-            "in memory twice, for fast disks or scarce memory; where a file system refuses it, "
-            "buffered. `auto` is `buffered`."
+            description="`direct`: O_DIRECT, so that no block is in memory twice and the page "
+            "cache stays the engine's; where a file system refuses it, buffered. `buffered`: "
+            "through the page cache; blocks that it still holds are read faster after a restart. "
+            "`auto` is `direct`."
         ),
     ] = "auto"
     engine: Annotated[

@@ -33,7 +33,7 @@ class FsyncMode(Enum):
 class IoMode(Enum):
     """Whether payloads go past the page cache."""
 
-    AUTO = "auto"  # BUFFERED: what a restarted engine asks for is mostly in the page cache still
+    AUTO = "auto"  # DIRECT
     DIRECT = "direct"  # O_DIRECT, and buffered where the file system refuses it
     BUFFERED = "buffered"
 

@@ -142,7 +142,7 @@ class SsdTier:
                     segment_bytes=max(min(segment_bytes, most), least, 4 * PAGE_BYTES),
                     fsync=fsync,
                     foreign_bytes=found.untouched_bytes,
-                    direct=mode is IoMode.DIRECT,
+                    direct=mode is not IoMode.BUFFERED,
                 ),
                 segments=found.segments,
                 next_number=found.next_number,
