@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -236,7 +237,7 @@ class KvistConnector(KVConnectorBase_V1):
 
     def _samples(self) -> dict[str, float]:
         if self._worker is not None:
-            fallbacks = self._worker.fallback.take() | self._fallback.take()
+            fallbacks = Counter(self._worker.fallback.take()) + Counter(self._fallback.take())
             return {f"kvist_fallbacks_total.{k}": float(n) for k, n in fallbacks.items()}
         tally = self._scheduler.tally
         for source in (self._fallback, self._scheduler.fallback):
