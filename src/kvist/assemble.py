@@ -13,19 +13,24 @@ from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
 from kvist.core.errors import ConfigError, TierBusyError, TierError
 from kvist.core.events import KvEvent
 from kvist.policy import (
+    AdmitAll,
     Arc,
+    ByValue,
     EvictionPolicy,
     Fifo,
     Gdsf,
+    InsertFilter,
     LeafLru,
     Lirs,
     Lru,
     S3Fifo,
+    SecondSight,
     Sieve,
     Value,
     WTinyLfu,
 )
 from kvist.store.breaker import Breaker
+from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
 from kvist.tiers.protocol import LowerTier
@@ -34,6 +39,7 @@ from kvist.tiers.ssd.striped import StripedTier
 from kvist.tiers.warmer import Warmer
 
 _log = logging.getLogger(__name__)
+_REMEMBERED_CAPACITIES = 8
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
 # Each gets the blocks that the DRAM tier holds.
 _POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
@@ -69,7 +75,7 @@ def open_embedded_store(
         on_event: gets every KV event.
 
     Raises:
-        ConfigError: the DRAM tier holds no block.
+        ConfigError: the DRAM tier holds no block, or the insert filter does not fit the order.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
@@ -80,13 +86,16 @@ def open_embedded_store(
             path="$.store.dram.capacity",
             remedy=f"give it at least {2 * block_bytes} bytes",
         )
+    capacity_blocks = capacity_bytes // block_bytes
+    policy = _POLICIES[config.store.dram.policy](capacity_blocks)
+    insert_filter = _insert_filter(config, policy, capacity_blocks)
     lower = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
     return TieredStore(
         arena,
-        _POLICIES[config.store.dram.policy](capacity_bytes // block_bytes),
+        policy,
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
@@ -99,7 +108,39 @@ def open_embedded_store(
             random=random.random,
         ),
         events=on_event,
+        ttl_s=config.store.ttl_s or None,
+        quota=_quota(config),
+        insert_filter=insert_filter,
+        restore_blocks=int(config.store.dram.restore * capacity_blocks),
     )
+
+
+def _quota(config: Config) -> Quota:
+    shares = config.store.tenant_quota
+    if not isinstance(shares, dict):
+        return Quota(shares)
+    named = {tenant: share for tenant, share in shares.items() if tenant != OTHERS}
+    return Quota(shares.get(OTHERS, 1.0), named)
+
+
+def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int) -> InsertFilter:
+    """What may be written to the SSD tier.
+
+    Raises:
+        ConfigError: the filter needs an eviction order that the DRAM tier does not have.
+    """
+    kind = config.store.ssd.insert
+    if kind == "second-sight":
+        return SecondSight(_REMEMBERED_CAPACITIES * capacity_blocks)
+    if kind == "value":
+        if not isinstance(policy, Value):
+            raise ConfigError(
+                f"needs the eviction order value, not {config.store.dram.policy}",
+                path="$.store.ssd.insert",
+                remedy="set store.dram.policy=value, or another filter",
+            )
+        return ByValue(policy)
+    return AdmitAll()
 
 
 def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:

@@ -258,3 +258,26 @@ def test_preflight_ignores_the_folder_when_the_ssd_tier_is_off(tmp_path: Path) -
     config = Config(store=StoreConfig(ssd=ssd))
     assert preflight(config, machine=PLENTY) == []
     assert not (tmp_path / "none").exists()
+
+
+def test_a_tenant_quota_is_a_share_or_shares_by_name() -> None:
+    def quota(value: object) -> object:
+        return load_config(env={}, overrides={"store": {"tenant_quota": value}}).config.store
+
+    assert quota(0.5) == StoreConfig(tenant_quota=0.5)
+    assert quota({"a": 0.25, "*": 1}) == StoreConfig(tenant_quota={"a": 0.25, "*": 1.0})
+    env = {"KVIST_STORE__TENANT_QUOTA": "0.5", "KVIST_STORE__TTL_S": "60"}
+    assert load_config(env=env).config.store == StoreConfig(tenant_quota=0.5, ttl_s=60.0)
+    for bad in (0, 1.5, {}, {"a": 2}, {"a": "much"}, "much", None):
+        with pytest.raises(ConfigError, match=r"store\.tenant_quota.*mapping of name to number"):
+            quota(bad)
+    for bad in (-1, "soon"):
+        with pytest.raises(ConfigError, match=r"store\.ttl_s"):
+            load_config(env={}, overrides={"store": {"ttl_s": bad}})
+
+
+def test_shares_by_name_can_be_shown_and_read_back() -> None:
+    shares = {"a": 0.25, "*": 0.5}
+    config = load_config(env={}, overrides={"store": {"tenant_quota": shares}}).config
+    Path("kvist.yaml").write_text(yaml.safe_dump(as_mapping(config)))
+    assert load_config(env={}).config == config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class KeyspaceTotal:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a folder holds. `used_bytes` is the segment files, dead frames included."""
+    """What folders hold. `used_bytes` is the segment files, dead frames included."""
 
     keyspaces: tuple[KeyspaceTotal, ...]
     used_bytes: int
@@ -66,17 +67,20 @@ def run(args: argparse.Namespace) -> int:
     """Prints blocks and bytes by keyspace.
 
     Raises:
-        ConfigError: the configuration cannot be read, or there is no such folder.
+        ConfigError: the configuration cannot be read, or there is none of the folders.
         TierError: the folder cannot be read.
     """
-    loaded, folder = screen.folder_from(args)
+    loaded, folders, missing = screen.folders_from(args)
     # A folder that the configuration does not name has whatever cap its own process was given.
-    capacity_bytes = ssd_bytes(loaded.config) if args.dir is None else None
-    usage = measure(folder)
+    capacity_bytes = None
+    if args.dir is None:
+        capacity_bytes = sum(ssd_bytes(loaded.config, folder=folder) for folder in folders)
+    usage = measure(folders)
     if args.json:
         screen.print_json(
             {
-                "directory": str(folder),
+                "directories": [str(folder) for folder in folders],
+                "missing": [str(folder) for folder in missing],
                 "keyspaces": [
                     {"keyspace": k.keyspace, "blocks": k.blocks, "bytes": k.frame_bytes}
                     for k in usage.keyspaces
@@ -90,17 +94,18 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    _print(usage, folder, capacity_bytes)
+    _print(usage, folders, capacity_bytes)
+    screen.print_missing(missing)
     return 0
 
 
-def measure(folder: Path) -> Usage:
-    """Reads the footers of every segment in `folder`, and the frames of those without one.
+def measure(folders: Sequence[Path]) -> Usage:
+    """Reads the footers of every segment in `folders`, and the frames of those without one.
 
     Raises:
-        TierError: the folder cannot be read.
+        TierError: a folder cannot be read.
     """
-    parts = [_measure_one(part) for part in screen.cache_folders(folder)]
+    parts = [_measure_one(part) for folder in folders for part in screen.cache_folders(folder)]
     totals: dict[str, KeyspaceTotal] = {}
     for total in (k for part in parts for k in part.keyspaces):
         so_far = totals.get(total.keyspace, KeyspaceTotal(total.keyspace, 0, 0))
@@ -111,7 +116,7 @@ def measure(folder: Path) -> Usage:
         segments=sum(p.segments for p in parts),
         newer_segments=sum(p.newer_segments for p in parts),
         # The folders of shards are ours.
-        foreign_files=sum(p.foreign_files for p in parts) - (len(parts) - 1),
+        foreign_files=sum(p.foreign_files for p in parts) - (len(parts) - len(folders)),
     )
 
 
@@ -148,7 +153,7 @@ def _totals(records: list[Record]) -> tuple[KeyspaceTotal, ...]:
     return tuple(totals.values())
 
 
-def _print(usage: Usage, folder: Path, capacity_bytes: int | None) -> None:
+def _print(usage: Usage, folders: Sequence[Path], capacity_bytes: int | None) -> None:
     grid = screen.table("keyspace", "blocks", "bytes", right=frozenset({"blocks", "bytes"}))
     for keyspace in usage.keyspaces:
         grid.add_row(
@@ -160,7 +165,7 @@ def _print(usage: Usage, folder: Path, capacity_bytes: int | None) -> None:
     if capacity_bytes is not None:
         grid.add_row("cap", "", screen.format_bytes(capacity_bytes))
     screen.console().print(grid)
-    print(f"{usage.segments} segments in {folder}")
+    print(f"{usage.segments} segments in {', '.join(map(str, folders))}")
     if usage.newer_segments:
         print(f"{usage.newer_segments} segments were written by a newer Kvist and are left alone")
     if usage.foreign_files:

@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from kvist.config import LoadedConfig, load_config, ssd_folder
+from kvist.config import LoadedConfig, load_config, ssd_folders
 from kvist.core.errors import ConfigError
 
 
@@ -63,26 +64,33 @@ def config_from(args: argparse.Namespace) -> LoadedConfig:
 def add_folder_argument(parser: argparse.ArgumentParser) -> None:
     """Adds `[DIR]`."""
     parser.add_argument(
-        "dir", nargs="?", type=Path, help="folder of the SSD cache (else store.ssd.path)"
+        "dir", nargs="?", type=Path, help="folder of the SSD cache (else all of store.ssd.path)"
     )
 
 
-def folder_from(args: argparse.Namespace) -> tuple[LoadedConfig, Path]:
-    """The configuration, and the folder that the command is about.
+def folders_from(args: argparse.Namespace) -> tuple[LoadedConfig, list[Path], list[Path]]:
+    """The configuration, the folders that the command is about, and those that are not there.
 
     Raises:
-        ConfigError: the configuration cannot be read, or there is no such folder.
+        ConfigError: the configuration cannot be read, or none of the folders is there.
     """
     loaded = config_from(args)
-    folder = args.dir.absolute() if args.dir is not None else ssd_folder(loaded.config)
-    if not folder.is_dir():
+    named = [args.dir.absolute()] if args.dir is not None else list(ssd_folders(loaded.config))
+    folders = [folder for folder in named if folder.is_dir()]
+    if not folders:
         raise ConfigError(
-            f"{folder} is not a folder",
+            f"{named[0]} is not a folder",
             path="DIR" if args.dir is not None else "$.store.ssd.path",
             origin="" if args.dir is not None else loaded.origins["store.ssd.path"],
             remedy="give the folder of an SSD cache; an engine makes it at its first start",
         )
-    return loaded, folder
+    return loaded, folders, [folder for folder in named if folder not in folders]
+
+
+def print_missing(missing: Sequence[Path]) -> None:
+    """Says which folders of the configuration were passed over."""
+    for folder in missing:
+        print(f"kvist: {folder} is not a folder and was passed over", file=sys.stderr)
 
 
 def cache_folders(folder: Path) -> list[Path]:

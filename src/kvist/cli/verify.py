@@ -33,16 +33,16 @@ def run(args: argparse.Namespace) -> int:
     """Verifies and reports by segment.
 
     Raises:
-        ConfigError: the configuration cannot be read, or there is no such folder.
+        ConfigError: the configuration cannot be read, or there is none of the folders.
         TierError: the folder cannot be read.
     """
-    _, folder = screen.folder_from(args)
+    _, folders, missing = screen.folders_from(args)
     with_bar = sys.stderr.isatty() and not args.json
-    reports = {part: _scan(part, with_bar=with_bar) for part in screen.cache_folders(folder)}
     segments = [
-        (str((part / segment_name(s.number)).relative_to(folder)), s)
-        for part, report in reports.items()
-        for s in report.segments
+        (_shown(part / segment_name(s.number), folder, alone=len(folders) == 1), s)
+        for folder in folders
+        for part in screen.cache_folders(folder)
+        for s in _scan(part, with_bar=with_bar).segments
     ]
     bad = [(name, s) for name, s in segments if s.corrupt_frames]
     frames_ok = sum(s.frames_ok for _, s in segments)
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json(
             {
-                "directory": str(folder),
+                "directories": [str(folder) for folder in folders],
+                "missing": [str(folder) for folder in missing],
                 "ok": not bad,
                 "frames_ok": frames_ok,
                 "corrupt_frames": corrupt_frames,
@@ -70,8 +71,14 @@ def run(args: argparse.Namespace) -> int:
         f"{len(segments)} segments, {frames_ok:,} good frames, {corrupt_frames:,} corrupt, "
         f"{screen.format_bytes(torn_bytes)} of torn tails"
     )
+    screen.print_missing(missing)
     print("corrupt" if bad else "ok")
     return int(bool(bad))
+
+
+def _shown(path: Path, folder: Path, *, alone: bool) -> str:
+    """A segment's name below `folder`, or its whole path where there are more folders."""
+    return str(path.relative_to(folder) if alone else path)
 
 
 def _scan(folder: Path, *, with_bar: bool) -> VerifyReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,9 +50,19 @@ def _walk(struct: type[msgspec.Struct], prefix: str) -> Iterator[Knob]:
             path=path,
             type=kind,
             default=field.default,
-            description=" ".join(m.description for m in metas if m.description),
+            description=" ".join(_descriptions(kind)),
             is_size=any((m.extra or {}).get("size", False) for m in metas),
         )
+
+
+def _descriptions(kind: Any) -> Iterator[str]:
+    """What the annotations of a type, or of the members of a union, say of its meaning."""
+    for meta in getattr(kind, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.description:
+            yield meta.description
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        for member in typing.get_args(kind):
+            yield from _descriptions(member)
 
 
 def _describe(kind: Any, *, is_size: bool) -> str:
@@ -62,6 +73,8 @@ def _describe(kind: Any, *, is_size: bool) -> str:
             bounds += "".join(f"{word}{limit}" for word, limit in limits if limit is not None)
         kind = kind.__origin__
     args = typing.get_args(kind)
+    if typing.get_origin(kind) is dict:
+        return f"mapping of name to {_describe(args[1], is_size=is_size)}"
     if typing.get_origin(kind) is tuple:
         return "list of " + _describe(args[0], is_size=is_size)
     if typing.get_origin(kind) is typing.Literal:

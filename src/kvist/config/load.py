@@ -182,7 +182,8 @@ def _checked(setting: _Setting, known: Mapping[str, Knob]) -> object:
     path, origin = f"$.{setting.path}", setting.origin
     knob = known.get(setting.path)
     if knob is None:
-        near = difflib.get_close_matches(setting.path, known, n=1, cutoff=0.6)
+        is_section = any(name.startswith(setting.path + ".") for name in known)
+        near = [] if is_section else difflib.get_close_matches(setting.path, known, 1, 0.6)
         raise ConfigError(
             "no such knob",
             path=path,

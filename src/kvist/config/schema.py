@@ -17,6 +17,18 @@ BlockTokens = Annotated[
         "changing it starts an empty cache."
     ),
 ]
+_Share = Annotated[float, Meta(gt=0, le=1)]
+TenantShare = Annotated[
+    _Share,
+    Meta(
+        description="Fraction of the blocks in DRAM that any one tenant may hold; 1: no limit. A "
+        "tenant that wants more gives up blocks of its own. A mapping (in YAML) gives tenants "
+        'shares by name, "*" being all others. A tenant is what a request names in '
+        "`kv_transfer_params` as `kvist.tenant`, else its cache salt, else the empty name. A block "
+        "counts as that of the tenant who first wrote or loaded it."
+    ),
+]
+TenantShares = Annotated[dict[str, _Share], Meta(min_length=1)]
 # A size in bytes. `parse_size` has read texts such as "8GiB" before msgspec sees the value.
 _SIZE = {"size": True}
 
@@ -36,6 +48,15 @@ class DramConfig(_Section, frozen=True):
             extra=_SIZE,
         ),
     ] = "auto"
+    restore: Annotated[
+        float,
+        Meta(
+            description="Part of DRAM that is filled after a start, in the background and into "
+            "free memory only, with the blocks that were written to the SSD tier last. 0: none.",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
     policy: Annotated[
         Literal[
             "leaf-lru",
@@ -117,6 +138,16 @@ class SsdConfig(_Section, frozen=True):
     depth: Annotated[
         int, Meta(ge=1, le=1024, description="Reads that one thread has under way at once.")
     ] = 16
+    insert: Annotated[
+        Literal["all", "second-sight", "value"],
+        Meta(
+            description="Which blocks are written. `all`: every one, so that a restart finds what "
+            "was computed. `second-sight`: those that are written or read a second time while "
+            "they are remembered (eight times as many keys as DRAM holds blocks). `value`: those "
+            "that `store.dram.policy=value` would rather keep than its next victim. What is "
+            "refused lives in DRAM only."
+        ),
+    ] = "all"
 
 
 class BreakerConfig(_Section, frozen=True):
@@ -149,6 +180,15 @@ class StoreConfig(_Section, frozen=True):
             "tokens are recomputed.",
         ),
     ] = 10.0
+    ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds after which a block that nobody used is gone from DRAM and disk; "
+            "0: never. Blocks that were on disk at start count as used at start.",
+        ),
+    ] = 0.0
+    tenant_quota: TenantShare | TenantShares = 1.0
     breaker: BreakerConfig = msgspec.field(default_factory=BreakerConfig)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.outcome import BlockRef, Match, Outcome
 
@@ -96,13 +97,15 @@ class BlockStore(Protocol):
         """Longest present run from the start. Never blocks on I/O, never touches recency."""
         ...
 
-    def read(self, keys: Sequence[Key], *, deadline_s: float) -> ReadLease:
+    def read(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> ReadLease:
         """Leases `keys` for reading; starts moving what is below DRAM. Returns at once.
 
-        A block that cannot be had, for whatever reason, is a `MISS`, not an exception.
+        A block that cannot be had, for whatever reason, is a `MISS`, not an exception. What has
+        to be brought to DRAM counts as `tenant`'s.
 
         Raises:
-            NoSpaceError: DRAM cannot hold them all at once now; nothing was reserved.
+            NoSpaceError: DRAM, or the tenant's share of it, cannot hold them all at once now;
+                nothing was reserved.
             ClosedError: the store was closed.
         """
         ...
@@ -110,12 +113,31 @@ class BlockStore(Protocol):
     def write(self, blocks: Sequence[BlockRef]) -> WriteLease:
         """Reserves a slot for every block that is absent; all or nothing.
 
+        A block counts as its first writer's until it leaves DRAM.
+
         Raises:
-            NoSpaceError: too few slots can be freed now; nothing was reserved.
+            NoSpaceError: too few slots can be freed now, or a tenant (which is named) would hold
+                more than its share; nothing was reserved.
             ClosedError: the store was closed.
         """
         ...
 
-    def room_blocks(self) -> int:
-        """Slots that `read` or `write` could reserve now: free plus evictable."""
+    def prefetch(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> int:
+        """Begins to bring what is below to DRAM, behind all reads; never blocks, never raises.
+
+        It is a wish: what does not begin within `deadline_s`, finds no room or exceeds the
+        store's bound on wishes is dropped. Returns how many blocks are to be brought.
+        """
+        ...
+
+    def ended(self, keys: Sequence[Key], hints: Hints) -> None:
+        """Says how the request ended that used the blocks `keys`, in their order.
+
+        What is not in the store is ignored. Eviction orders that learn take this as the use of
+        the blocks; others learn of uses from leases alone.
+        """
+        ...
+
+    def room_blocks(self, tenant: str = "") -> int:
+        """Slots that `read` or `write` could reserve now for `tenant`: free plus evictable."""
         ...

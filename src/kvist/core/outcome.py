@@ -27,10 +27,14 @@ class Tier(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """A block to be written: its key and its parent's (`None` for a first block)."""
+    """A block to be written: its key and its parent's (`None` for a first block).
+
+    `tenant` is whose share of DRAM it takes; it is no part of the key.
+    """
 
     key: Key
     parent: Key | None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

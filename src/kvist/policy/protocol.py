@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from kvist.core.hints import Finish as Finish
+from kvist.core.hints import Hints as Hints
 from kvist.core.keys import Key
 
 
@@ -39,24 +39,6 @@ class EvictionPolicy(Protocol):
     def __len__(self) -> int:
         """Number of keys."""
         ...
-
-
-class Finish(enum.IntEnum):
-    """How the generation ended that follows a prompt. The numbers are those of `cls` in traces."""
-
-    TOOL_USE = 0
-    END_TURN = 1
-    UNKNOWN = 2
-    SUB_AGENT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What the connector knows of a request; every field may stay unknown."""
-
-    finish: Finish = Finish.UNKNOWN
-    output_tokens: int | None = None
-    partial: Key | None = None  # the prompt's last block, if it is not full
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from collections import Counter
 from kvist.core.errors import StoreError
 from kvist.store.desk import Desk
 from kvist.store.entry import Idle, State
+from kvist.store.table import BlockTable
 
 
 def check(desk: Desk) -> None:
@@ -19,6 +20,7 @@ def check(desk: Desk) -> None:
     _check_references(desk)
     _check_order(desk)
     _check_queues(desk)
+    _check_tenants(desk.table)
 
 
 def _demand(holds: bool, rule: str) -> None:  # noqa: FBT001 - an assertion's condition
@@ -55,6 +57,20 @@ def _check_order(desk: Desk) -> None:
     _demand(len(table.policy) == len(resident), "the policy counts other keys than are resident")
     _demand(sorted(table.policy.victims()) == resident, "the policy orders other keys")
     _demand(sorted(table.resident) == resident, "`match` sees other keys than are resident")
+    parents = Counter(e.parent for e in table.entries.values() if e.resident and e.parent)
+    _demand(table.children == parents, "children are miscounted")
+
+
+def _check_tenants(table: BlockTable) -> None:
+    tenants = table.tenants
+    if tenants is None:
+        return
+    entries = (*table.entries.values(), *table.detached)
+    _demand(tenants.held == Counter(e.tenant for e in entries), "a tenant's slots are miscounted")
+    for kind in (Idle.CLEAN, Idle.DIRTY):
+        idle = Counter(e.tenant for e in entries if e.idle is kind)
+        counted = {t: n for (t, k), n in tenants.idle.items() if k is kind and n}
+        _demand(counted == idle, "what a tenant could give up is miscounted")
 
 
 def _check_queues(desk: Desk) -> None:
@@ -65,7 +81,11 @@ def _check_queues(desk: Desk) -> None:
         _demand(table.idle[kind] == idle[kind], "the count of evictable entries is off")
     dirty = {e for e in entries if e.state is State.DIRTY}
     _demand(set(table.dirty) == dirty, "the write queue is not the dirty entries")
+    if table.ages is not None:
+        unknown = [key for key in table.resident if key not in table.ages]
+        _demand(not unknown, "a resident block has no age")
     for entry in (*entries, *table.detached):
+        _demand(not (entry.refused and entry.state is State.DIRTY), "a refused block is dirty")
         if entry.state is State.LOADING:
             _demand(entry.busy != (entry in desk.loads), "a load is neither queued nor under way")
             _demand(entry.busy or entry.refs > 0, "a load is queued that nobody wants")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from threading import Condition, RLock
 from typing import Protocol
 
+from kvist.policy.filters import AdmitAll, InsertFilter
 from kvist.store.entry import Entry, State
 from kvist.store.outbox import Outbox
 from kvist.store.table import BlockTable
@@ -39,11 +40,23 @@ class Desk:
     write_work: Condition = field(init=False)
     leases: set[Holder] = field(default_factory=set)
     loads: OrderedDict[Entry, None] = field(default_factory=OrderedDict)  # queued, in order
+    insert_filter: InsertFilter = field(default_factory=AdmitAll)  # of the tier below
+    uses_come_at_end: bool = False  # a hint-taking order hears of uses when requests end
 
     def __post_init__(self) -> None:
         self.changed = Condition(self.lock)
         self.load_work = Condition(self.lock)
         self.write_work = Condition(self.lock)
+
+    def use(self, entry: Entry) -> None:
+        """A lease that used a resident block is over."""
+        if entry.detached:
+            return
+        table = self.table
+        if not self.uses_come_at_end:
+            table.policy.touch(entry.key)
+        if table.ages is not None:
+            table.ages.use(entry.key)
 
     def let_go(self, entry: Entry) -> None:
         """Drops one lease's reference; a load that nobody waits for and has not begun is off."""

@@ -14,6 +14,11 @@
   referenced or busy is never given away.
 * `detached` entries were cleared while somebody held them: no longer in the table, they keep
   their slot until the last holder lets go.
+* CLEAN means that nothing is lost with the slot: the bytes are below, nothing is below at all, or
+  the insert filter has `refused` the block. A refused block that is read and then admitted is
+  DIRTY again.
+* `prefetched`: brought up by a wish, and not read since.
+* `tenant`: whose share of DRAM the slot counts in: the first writer's, or the first reader's.
 * FAILED entries own no slot; only leases still look at them.
 """
 
@@ -58,6 +63,9 @@ class Entry:
     pinned: bool = False
     detached: bool = False
     idle: Idle = Idle.NO
+    tenant: str = ""
+    prefetched: bool = False
+    refused: bool = False
 
     @property
     def resident(self) -> bool:

@@ -115,8 +115,8 @@ class TieredReadLease:
                 self._items[i] = None
                 if entry is None:
                     continue
-                if entry.resident and not entry.detached:
-                    desk.table.policy.touch(entry.key)
+                if entry.resident:
+                    desk.use(entry)
                 desk.let_go(entry)
 
     def held(self) -> list[Entry]:
@@ -211,7 +211,7 @@ class TieredWriteLease:
                 desk.table.fail(entry)
                 desk.table.counters.write_lost += 1
                 return False
-            desk.table.admit(entry, self._commit_as)
+            desk.table.admit(entry, self._state_for(entry))
             desk.table.counters.committed += 1
             desk.write_work.notify()
         desk.outbox.drain()
@@ -234,13 +234,20 @@ class TieredWriteLease:
                     desk.table.fail(entry)
                     desk.table.counters.abandoned += 1
                     continue
-                if not entry.detached:
-                    desk.table.policy.touch(entry.key)
+                desk.use(entry)
                 desk.let_go(entry)
 
     def held(self) -> list[Entry]:
         """Entries that this lease counts a reference for."""
         return [entry for entry in self._items if entry is not None]
+
+    def _state_for(self, entry: Entry) -> State:
+        """What a commit makes of `entry`; asked before the order knows it."""
+        if self._commit_as is State.DIRTY and not self._desk.insert_filter.admits(entry.key):
+            entry.refused = True
+            self._desk.table.counters.filtered += 1
+            return State.CLEAN
+        return self._commit_as
 
     def _entry(self, i: int) -> Entry:
         entry = self._items[i]

@@ -1,7 +1,8 @@
 """Promotion: a few daemon threads read blocks from the tier below into reserved slots, in order.
 
 Where the tier can read many at once, a thread takes several blocks, of which each is settled as
-soon as its bytes are there and proven.
+soon as its bytes are there and proven. With no read to serve, threads turn to prefetches: in small
+batches, and all but one of them, so that a read that comes finds a thread soon.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from kvist.core.outcome import Outcome
 from kvist.store.desk import WAKE_S, Desk
 from kvist.store.entry import Entry, State
 from kvist.store.link import LowerLink
+from kvist.store.prefetch import Prefetcher
 from kvist.tiers.protocol import BatchReader
 
 BATCH_BLOCKS = 32
 BATCH_BYTES = 24 << 20  # small enough that the threads share a long prompt evenly
+PREFETCH_BATCHES = 4  # a prefetch takes this part of a batch
 
 
 class Loader:
     """The io threads. A thread that hangs in the medium holds its entries and no lock."""
 
-    def __init__(self, desk: Desk, link: LowerLink, *, threads: int) -> None:
+    def __init__(
+        self, desk: Desk, link: LowerLink, prefetcher: Prefetcher, *, threads: int
+    ) -> None:
         self._desk = desk
         self._link = link
+        self._prefetcher = prefetcher
+        self._prefetch_threads = max(1, threads - 1)
+        self._prefetching = 0
         self._stopping = False
         self._many = link.tier if isinstance(link.tier, BatchReader) else None
         fitting = BATCH_BYTES // desk.table.raw_bytes
@@ -50,6 +58,7 @@ class Loader:
         for entry in desk.loads:
             desk.table.fail(entry)
         desk.loads.clear()
+        self._prefetcher.clear()
         desk.load_work.notify_all()
         desk.changed.notify_all()
 
@@ -57,23 +66,37 @@ class Loader:
         desk = self._desk
         while True:
             with desk.load_work:
-                while not desk.loads and not self._stopping:
-                    desk.load_work.wait(WAKE_S)
-                if self._stopping:
+                wished: list[Entry] = []
+                while not (desk.loads or wished or self._stopping):
+                    wished = self._begin_wishes()
+                    if not wished:
+                        desk.load_work.wait(WAKE_S)
+                if self._stopping and not wished:
                     return
                 # asked before the ticket, which turns an open breaker into one that probes
                 most = 1 if self._link.probing() else self._batch_blocks
                 ticket = self._link.begin_read()
                 if ticket is None:
-                    entry, _ = desk.loads.popitem(last=False)
-                    desk.table.counters.load_failed += 1
-                    desk.table.fail(entry)
+                    for entry in wished or [desk.loads.popitem(last=False)[0]]:
+                        self._settle(entry, None)
                     desk.changed.notify_all()
                     continue
-                batch = self._take(most)
+                batch = {e: desk.table.view(e) for e in wished} if wished else self._take(most)
+                self._prefetching += bool(wished)
             self._load(batch, ticket)
             del batch
             desk.outbox.drain()
+            with desk.lock:
+                self._prefetching -= bool(wished)
+
+    def _begin_wishes(self) -> list[Entry]:
+        """Prefetches that may begin now, as busy entries; caller holds the lock."""
+        most = max(1, self._batch_blocks // PREFETCH_BATCHES)
+        if self._link.probing() or not self._link.readable():
+            most = 0  # a wish is no reason to try a medium that may be down
+        if self._prefetching >= self._prefetch_threads:
+            most = 0
+        return self._prefetcher.begin(most)
 
     def _take(self, most: int) -> dict[Entry, memoryview]:
         """Makes up to `most` queued entries busy; caller holds the lock."""
@@ -128,6 +151,7 @@ class Loader:
         if outcome is Outcome.HIT:
             table.counters.loaded += 1
             table.admit(entry, State.CLEAN)
+            self._prefetcher.end(entry)
             return
         if outcome is Outcome.MISS:
             table.counters.load_missed += 1
@@ -135,3 +159,4 @@ class Loader:
         else:
             table.counters.load_failed += 1
         table.fail(entry)
+        self._prefetcher.end(entry)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from kvist.core.errors import LeaseError, NoSpaceError
+from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.outcome import BlockRef, Match, Outcome
 
@@ -80,7 +81,7 @@ class NullStore:
         """Nothing is present."""
         return Match(())
 
-    def read(self, keys: Sequence[Key], *, deadline_s: float) -> NullLease:
+    def read(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> NullLease:
         """A lease of misses."""
         return NullLease(len(keys))
 
@@ -94,6 +95,13 @@ class NullStore:
             raise NoSpaceError(f"{len(blocks)} slots asked for, the null store has none")
         return NullLease(0)
 
-    def room_blocks(self) -> int:
+    def prefetch(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> int:
+        """Nothing is to be brought."""
+        return 0
+
+    def ended(self, keys: Sequence[Key], hints: Hints) -> None:
+        """Forgets it."""
+
+    def room_blocks(self, tenant: str = "") -> int:
         """None."""
         return 0

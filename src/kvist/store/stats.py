@@ -12,7 +12,7 @@ from kvist.store.entry import State
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the store began, all in blocks but `no_space` (refused calls)."""
+    """Totals since the store began, all in blocks but `no_space` and `over_quota` (calls)."""
 
     read_dram: int = 0
     read_lower: int = 0
@@ -31,6 +31,15 @@ class Counters:
     flush_failed: int = 0
     evicted: int = 0
     evicted_unflushed: int = 0
+    evicted_quota: int = 0
+    over_quota: int = 0
+    expired: int = 0
+    filtered: int = 0
+    prefetch_asked: int = 0
+    prefetch_loaded: int = 0
+    prefetch_dropped: int = 0
+    prefetch_used: int = 0
+    restored: int = 0
     no_space: int = 0
 
 
@@ -41,6 +50,13 @@ class StoreStats:
     `read_dram`, `read_lower` and `read_absent` say where blocks asked of `read` were at that
     moment, `read_joined` how many waited for a load that was under way. `late` blocks missed their
     deadline. `write_present` blocks needed no write; `write_lost` were dropped at commit.
+
+    `evicted_quota` of those `evicted` went because their tenant was at its share; `over_quota` of
+    the calls counted in `no_space` were refused for that. `expired` blocks outlived their
+    time-to-live. `filtered` blocks were refused by the insert filter of the tier below. Wishes that
+    were `prefetch_asked` end as `prefetch_loaded` or `prefetch_dropped` (late, no room, a read came
+    first, gone below); of those loaded, `prefetch_used` were read later. `restored` blocks were
+    brought back to DRAM after the start, before anyone asked.
     """
 
     capacity_blocks: int
@@ -53,6 +69,7 @@ class StoreStats:
     leased_blocks: int
     pinned_blocks: int
     leases: int
+    prefetching_blocks: int
     lower_read: BreakerState | None
     lower_write: BreakerState | None
     lower_stalled: bool
@@ -74,16 +91,30 @@ class StoreStats:
     flush_failed: int
     evicted: int
     evicted_unflushed: int
+    evicted_quota: int
+    over_quota: int
+    expired: int
+    filtered: int
+    prefetch_asked: int
+    prefetch_loaded: int
+    prefetch_dropped: int
+    prefetch_used: int
+    restored: int
     no_space: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One resident block, as `list` shows it."""
+    """One block in one tier, as `list` and `stat` show it.
+
+    `state`, `refs`, `pinned` and `tenant` are those of a block in DRAM. A tier below may know no
+    `parent`.
+    """
 
     key: Key
     parent: Key | None
     tier: Tier
-    state: State
-    refs: int
-    pinned: bool
+    state: State = State.CLEAN
+    refs: int = 0
+    pinned: bool = False
+    tenant: str = ""

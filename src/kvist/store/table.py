@@ -7,16 +7,18 @@ Every method is called under the store's lock. `settle` must follow each change 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 
 from kvist.core.errors import NoSpaceError
 from kvist.core.events import Removed, Stored
 from kvist.core.keys import Key
 from kvist.core.outcome import Tier
 from kvist.policy.protocol import EvictionPolicy
+from kvist.store.ages import Ages
 from kvist.store.entry import NO_SLOT, Entry, Idle, State
 from kvist.store.outbox import Outbox
+from kvist.store.quota import Tenants
 from kvist.store.stats import Counters
 from kvist.tiers.dram import Arena
 
@@ -32,8 +34,13 @@ class BlockTable:
         raw_bytes: int,
         outbox: Outbox,
         may_drop_dirty: Callable[[], bool],
+        ages: Ages | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
-        """`may_drop_dirty` says whether a block that is nowhere else may be evicted now."""
+        """`may_drop_dirty` says whether a block that is nowhere else may be evicted now.
+
+        Without `ages` no block expires; without `tenants` every tenant may hold everything.
+        """
         self.arena = arena
         self.policy = policy
         self.raw_bytes = raw_bytes
@@ -43,16 +50,23 @@ class BlockTable:
         self.resident: dict[Key, Tier] = {}  # where each resident entry is: DRAM, for `match`
         self.detached: set[Entry] = set()
         self.dirty: OrderedDict[Entry, None] = OrderedDict()  # in commit order: parents first
+        self.children: Counter[Key] = Counter()  # resident children, also of absent parents
         self.idle = dict.fromkeys(Idle, 0)  # the count of NO is kept but means nothing
+        self.ages = ages
+        self.tenants = tenants
         self._may_drop_dirty = may_drop_dirty
 
     def view(self, entry: Entry) -> memoryview:
         """The block's bytes in its slot, without the slot's padding."""
         return self.arena.view(entry.slot)[: self.raw_bytes]
 
-    def room(self) -> int:
-        """Slots that `reserve` could give now."""
-        return self._room(self._droppable())
+    def room(self, tenant: str = "") -> int:
+        """Slots that `reserve` could give `tenant` now."""
+        droppable = self._droppable()
+        room = self._room(droppable)
+        if self.tenants is None:
+            return room
+        return max(0, min(room, self.tenants.room(tenant, droppable)))
 
     def _droppable(self) -> tuple[Idle, ...]:
         # A dirty block exists nowhere else: with a healthy tier below it waits for its write.
@@ -61,8 +75,11 @@ class BlockTable:
     def _room(self, droppable: tuple[Idle, ...]) -> int:
         return self.arena.free_slots + sum(self.idle[kind] for kind in droppable)
 
-    def reserve(self, count: int) -> list[int]:
+    def reserve(self, count: int, tenants: Iterable[str] = ()) -> list[int]:
         """`count` slots, evicting idle entries for them; all or nothing.
+
+        `tenants` says for whom each slot is. One that would exceed its share gives up blocks of
+        its own first.
 
         Raises:
             NoSpaceError: there is not that much room; nothing was evicted.
@@ -72,6 +89,8 @@ class BlockTable:
         if count > room:
             self.counters.no_space += 1
             raise NoSpaceError(f"{count} slots asked for, {room} can be had now")
+        if self.tenants is not None:
+            self._make_fit(self.tenants, Counter(tenants), droppable)
         missing = count - self.arena.free_slots
         if missing > 0:
             self._evict(missing, droppable)
@@ -79,9 +98,44 @@ class BlockTable:
         assert len(slots) == count, "room promised more than there was"
         return slots
 
-    def add(self, key: Key, parent: Key | None, slot: int, state: State) -> Entry:
+    def _make_fit(
+        self, tenants: Tenants, wanted: Counter[str], droppable: tuple[Idle, ...]
+    ) -> None:
+        excess = {tenant: tenants.excess(tenant, count) for tenant, count in wanted.items()}
+        for tenant, count in excess.items():
+            missing = count - tenants.spare(tenant, droppable)
+            if missing > 0:
+                self.counters.no_space += 1
+                self.counters.over_quota += 1
+                raise NoSpaceError(
+                    f"{wanted[tenant]} slots asked for by tenant {tenant!r}, which holds "
+                    f"{tenants.held[tenant]}: {missing} too many for its share"
+                )
+        for tenant, count in excess.items():
+            if count > 0:
+                self.counters.evicted_quota += self._evict(count, droppable, of=tenant)
+
+    def reserve_spare(self, tenant: str, *, keep: Key | None) -> int | None:
+        """A slot for what nobody waits for; `None` if only `keep` or what is not below could go.
+
+        Nothing of others is evicted while the tenant holds its share.
+        """
+        of = None
+        if self.tenants is not None and self.tenants.excess(tenant, 1) > 0:
+            of = tenant
+            if not self.tenants.spare(tenant, (Idle.CLEAN,)):
+                return None  # known without a look at every block
+        if self.arena.free_slots and of is None:
+            return self.arena.alloc()
+        if not self.idle[Idle.CLEAN] or not self._evict(1, (Idle.CLEAN,), of=of, keep=keep):
+            return None
+        return self.arena.alloc()
+
+    def add(self, key: Key, parent: Key | None, slot: int, state: State, tenant: str = "") -> Entry:
         """A new entry, held once by the lease that asks for it."""
-        entry = self.entries[key] = Entry(key, parent, slot, state, refs=1)
+        entry = self.entries[key] = Entry(key, parent, slot, state, refs=1, tenant=tenant)
+        if self.tenants is not None:
+            self.tenants.take(entry)
         return entry
 
     def admit(self, entry: Entry, state: State) -> None:
@@ -90,9 +144,42 @@ class BlockTable:
         if not entry.detached:
             if state is State.DIRTY:
                 self.dirty[entry] = None
+            self._adopt(entry)
             self.policy.insert(entry.key, entry.parent)
             self.resident[entry.key] = Tier.DRAM
+            if self.ages is not None:
+                self.ages.use(entry.key)
             self.outbox.put(Stored((entry.key,), entry.parent, Tier.DRAM))
+        self.settle(entry)
+
+    def _adopt(self, entry: Entry) -> None:
+        """Counts `entry` as its parent's child, unless that would close a ring.
+
+        A read in another order than the prompt's names a false parent; blocks in a ring of parents
+        have no leaf and could never be evicted.
+        """
+        if self.children[entry.key] and self._descends(entry.parent, entry.key):
+            entry.parent = None
+        if entry.parent is not None:
+            self.children[entry.parent] += 1
+
+    def _descends(self, key: Key | None, ancestor: Key) -> bool:
+        while key is not None and key != ancestor:
+            entry = self.entries.get(key)
+            key = entry.parent if entry is not None and entry.resident else None
+        return key is not None
+
+    def _leave(self, entry: Entry) -> None:
+        """Undoes `_adopt`."""
+        if entry.parent is not None:
+            self.children[entry.parent] -= 1
+            if not self.children[entry.parent]:
+                del self.children[entry.parent]
+
+    def dirtied(self, entry: Entry) -> None:
+        """A CLEAN entry is to be written below after all."""
+        entry.state = State.DIRTY
+        self.dirty[entry] = None
         self.settle(entry)
 
     def cleaned(self, entry: Entry) -> None:
@@ -122,9 +209,7 @@ class BlockTable:
             elif entry.state is State.DIRTY:
                 idle = Idle.DIRTY
         if idle is not entry.idle:
-            self.idle[entry.idle] -= 1
-            self.idle[idle] += 1
-            entry.idle = idle
+            self._change_idle(entry, idle)
         if entry.detached and entry.resident and not held and entry in self.detached:
             self.detached.discard(entry)
             self._free(entry)
@@ -143,10 +228,9 @@ class BlockTable:
         del self.entries[entry.key]
         del self.resident[entry.key]
         self.policy.remove(entry.key)
+        self._leave(entry)
         self.dirty.pop(entry, None)
-        self.idle[entry.idle] -= 1
-        self.idle[Idle.NO] += 1
-        entry.idle = Idle.NO
+        self._change_idle(entry, Idle.NO)
         self._free(entry)
 
     def detach_all(self) -> list[Key]:
@@ -158,7 +242,10 @@ class BlockTable:
         entries = list(self.entries.values())
         self.entries.clear()
         self.resident.clear()
+        self.children.clear()
         self.dirty.clear()
+        if self.ages is not None:
+            self.ages.clear()
         for entry in entries:
             if entry.resident:
                 keys.append(entry.key)
@@ -178,11 +265,24 @@ class BlockTable:
         self.entries[entry.key] = entry
         return True
 
-    def _evict(self, count: int, droppable: tuple[Idle, ...]) -> None:
+    def _evict(
+        self,
+        count: int,
+        droppable: tuple[Idle, ...],
+        *,
+        of: str | None = None,
+        keep: Key | None = None,
+    ) -> int:
+        """Evicts up to `count` idle entries but `keep`, only those of tenant `of` if one is given.
+
+        Returns: how many went.
+        """
         evicted: list[Key] = []
         for key in self.policy.victims():
             entry = self.entries[key]
-            if entry.idle not in droppable:
+            if entry.idle not in droppable or key == keep:
+                continue
+            if of is not None and entry.tenant != of:
                 continue
             if entry.idle is Idle.DIRTY:
                 self.counters.evicted_unflushed += 1
@@ -193,7 +293,17 @@ class BlockTable:
         self.counters.evicted += len(evicted)
         if evicted:
             self.outbox.put(Removed(tuple(evicted), Tier.DRAM))
+        return len(evicted)
+
+    def _change_idle(self, entry: Entry, idle: Idle) -> None:
+        self.idle[entry.idle] -= 1
+        self.idle[idle] += 1
+        if self.tenants is not None:
+            self.tenants.change(entry, idle)
+        entry.idle = idle
 
     def _free(self, entry: Entry) -> None:
         self.arena.free(entry.slot)
+        if self.tenants is not None:
+            self.tenants.give(entry)
         entry.slot = NO_SLOT

@@ -10,28 +10,33 @@ from __future__ import annotations
 import random as _random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from itertools import islice
+from functools import partial
 from typing import Self
 
-from kvist.core.errors import ClosedError, NoSpaceError
-from kvist.core.events import Cleared, KvEvent, Removed
+from kvist.core.errors import ClosedError
+from kvist.core.events import KvEvent, Removed
+from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.outcome import BlockRef, Match, Tier
-from kvist.policy.protocol import EvictionPolicy
-from kvist.store import audit
+from kvist.policy.filters import AdmitAll, InsertFilter
+from kvist.policy.protocol import EvictionPolicy, TakesHints
+from kvist.store import audit, expiry, forget, survey
+from kvist.store.ages import Ages
 from kvist.store.breaker import Breaker
 from kvist.store.desk import WAKE_S, Desk
-from kvist.store.entry import Entry, Idle, State
+from kvist.store.granting import Granter
 from kvist.store.leases import TieredReadLease, TieredWriteLease
-from kvist.store.link import Clearable, LowerLink, present_run
+from kvist.store.link import LowerLink, present_run
 from kvist.store.loader import Loader
 from kvist.store.outbox import Outbox
+from kvist.store.prefetch import Prefetcher
+from kvist.store.quota import Quota, Tenants
+from kvist.store.restore import Restorer
 from kvist.store.stats import BlockInfo, StoreStats
 from kvist.store.table import BlockTable
 from kvist.store.writeback import WriteBack
 from kvist.tiers.dram import Arena
-from kvist.tiers.protocol import LowerTier
+from kvist.tiers.protocol import LowerTier, TellsEvictions
 
 
 class TieredStore:
@@ -51,6 +56,10 @@ class TieredStore:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = _random.random,
         events: Callable[[KvEvent], None] | None = None,
+        ttl_s: float | None = None,
+        quota: Quota | None = None,
+        insert_filter: InsertFilter | None = None,
+        restore_blocks: int = 0,
     ) -> None:
         """Starts the threads.
 
@@ -65,14 +74,21 @@ class TieredStore:
             clock: seconds that only grow.
             random: draws from [0, 1) for the breakers' jitter.
             events: gets every event, in order, on whichever thread; must be quick and not raise.
+            ttl_s: a block that is not used for so long is gone; a copy below that is older than
+                this store counts as used now.
+            quota: shares of DRAM by tenant.
+            insert_filter: which blocks `lower` may get; all by default.
+            restore_blocks: of the newest blocks of `lower`, how many come back to DRAM at once.
 
         Raises:
             ValueError: a block does not fit in a slot, or a number is not positive.
         """
         if not 0 < raw_bytes <= arena.slot_bytes:
             raise ValueError(f"a block of {raw_bytes} bytes in a slot of {arena.slot_bytes}")
-        if io_threads < 1:
-            raise ValueError(f"io_threads must be at least 1, not {io_threads}")
+        for name, number in (("io_threads", io_threads), ("ttl_s", ttl_s)):
+            if number is not None and number <= 0:
+                raise ValueError(f"{name} must be positive, not {number}")
+        tenants = Tenants(quota, arena.capacity_slots) if quota and quota.limits else None
         self._outbox = Outbox(events)
         self._table = BlockTable(
             arena,
@@ -80,25 +96,48 @@ class TieredStore:
             raw_bytes=raw_bytes,
             outbox=self._outbox,
             may_drop_dirty=self._may_drop_dirty,
+            ages=None if ttl_s is None else Ages(ttl_s, clock),
+            tenants=tenants,
         )
         self._desk = Desk(self._table, self._outbox, clock)
+        self._desk.insert_filter = insert_filter or AdmitAll()
         self._lock = self._desk.lock
         self._clock = clock
         self._closed = False
         self._link: LowerLink | None = None
+        self._prefetcher: Prefetcher | None = None
+        self._restorer: Restorer | None = None
         if lower is not None:
             make = breaker or (lambda: Breaker(clock=clock, random=random))
-            self._link = LowerLink(
-                lower,
-                lower_tier,
-                read=make(),
-                write=make(),
-                io_threads=io_threads,
-                stuck_s=stuck_s,
-                clock=clock,
-            )
-            self._loader = Loader(self._desk, self._link, threads=io_threads)
-            self._writer = WriteBack(self._desk, self._link)
+            self._open_below(lower, lower_tier, make, io_threads, stuck_s, restore_blocks)
+        submit = self._loader.submit if lower is not None else None
+        self._granter = Granter(self._desk, self._link, self._prefetcher, submit)
+
+    def _open_below(
+        self,
+        lower: LowerTier,
+        name: Tier,
+        make: Callable[[], Breaker],
+        io_threads: int,
+        stuck_s: float,
+        restore_blocks: int,
+    ) -> None:
+        link = self._link = LowerLink(
+            lower,
+            name,
+            read=make(),
+            write=make(),
+            io_threads=io_threads,
+            stuck_s=stuck_s,
+            clock=self._clock,
+        )
+        self._prefetcher = Prefetcher(self._table, link, self._clock)
+        self._loader = Loader(self._desk, link, self._prefetcher, threads=io_threads)
+        self._writer = WriteBack(self._desk, link)
+        if isinstance(lower, TellsEvictions):
+            lower.tell_evictions(self._lower_evicted)
+        restorer = partial(Restorer, self._desk, link, self._prefetcher)
+        self._restorer = restorer(most_blocks=restore_blocks) if restore_blocks > 0 else None
 
     def __enter__(self) -> Self:
         return self
@@ -118,103 +157,93 @@ class TieredStore:
 
     def match(self, keys: Sequence[Key]) -> Match:
         """Longest present run from the start; DRAM is asked first. A closed store has nothing."""
+        ages = self._table.ages
         with self._lock:
             if self._closed:
                 return Match(())
+            if ages is not None:
+                expiry.sweep(self._desk, self._link)
             resident = self._table.resident
             tiers = list(map(resident.get, keys)) if resident else [None] * len(keys)
             link = self._link if self._link is not None and self._link.readable() else None
-        return Match(present_run(keys, tiers, link))
+        run = present_run(keys, tiers, link)
+        if ages is not None:
+            run = run[: expiry.cut(self._desk, self._link, keys[: len(run)])]
+            self._outbox.drain()
+        return Match(run)
 
-    def read(self, keys: Sequence[Key], *, deadline_s: float) -> TieredReadLease:
-        """Leases `keys`; starts loading what is below.
+    def read(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> TieredReadLease:
+        """Leases `keys`; starts loading what is below, which then counts as `tenant`'s.
 
         A block that is loaded is taken as the child of the key before it.
 
         Raises:
-            NoSpaceError: DRAM cannot hold them all at once now; nothing was reserved.
+            NoSpaceError: DRAM, or the tenant's share of it, cannot hold them all at once now;
+                nothing was reserved.
             ClosedError: the store was closed.
         """
         deadline = self._clock() + deadline_s
         with self._lock:
             self._demand_open()
-            items: list[Entry | None] = []
-            absent: dict[Key, Key | None] = {}  # key to load → its parent
-            below = self._link is not None and self._link.readable()
-            counters = self._table.counters
-            for i, key in enumerate(keys):
-                entry = self._table.entries.get(key)
-                if entry is not None and entry.state is State.WRITING:
-                    entry = None
-                elif entry is not None:
-                    self._table.ref(entry)  # held before room is made: it is no victim
-                    counters.read_joined += entry.state is State.LOADING
-                    counters.read_dram += entry.resident
-                elif below and self._in_lower(key):
-                    absent.setdefault(key, keys[i - 1] if i else None)
-                items.append(entry)
-            try:
-                self._start_loads(keys, items, absent)
-            except NoSpaceError:
-                for entry in items:
-                    if entry is not None:
-                        self._desk.let_go(entry)
-                raise
-            counters.read_absent += items.count(None)
-            lease = TieredReadLease(self._desk, items, deadline=deadline)
-            self._desk.leases.add(lease)
+            lease = self._granter.read(keys, deadline=deadline, tenant=tenant)
         self._outbox.drain()
         return lease
-
-    def _start_loads(
-        self, keys: Sequence[Key], items: list[Entry | None], absent: dict[Key, Key | None]
-    ) -> None:
-        """Reserves slots for `absent`, fills their places in `items` and queues the loads."""
-        slots = self._table.reserve(len(absent))
-        loads: dict[Key, Entry] = {}
-        for slot, (key, parent) in zip(slots, absent.items(), strict=True):
-            entry = loads[key] = self._table.add(key, parent, slot, State.LOADING)
-            entry.refs = 0
-        for i, key in enumerate(keys):
-            load = loads.get(key)
-            if load is not None:
-                self._table.ref(load)
-                items[i] = load
-        self._table.counters.read_lower += len(loads)
-        if loads:
-            self._loader.submit(list(loads.values()))
 
     def write(self, blocks: Sequence[BlockRef]) -> TieredWriteLease:
         """Reserves a slot for every block that is absent from DRAM and below; all or nothing.
 
         Raises:
-            NoSpaceError: too few slots can be freed now; nothing was reserved.
+            NoSpaceError: too few slots can be freed now, or a tenant (which is named) would hold
+                more than its share; nothing was reserved.
             ClosedError: the store was closed.
         """
         with self._lock:
             self._demand_open()
-            below = self._link is not None and self._link.readable()
-            absent: dict[Key, int] = {}
-            for i, block in enumerate(blocks):
-                known = block.key in self._table.entries or (below and self._in_lower(block.key))
-                if not known:
-                    absent.setdefault(block.key, i)
-            slots = self._table.reserve(len(absent))
-            items: list[Entry | None] = [None] * len(blocks)
-            for slot, (key, i) in zip(slots, absent.items(), strict=True):
-                items[i] = self._table.add(key, blocks[i].parent, slot, State.WRITING)
-            self._table.counters.write_present += len(blocks) - len(absent)
-            # Where nothing is below, nothing is left to be done after a commit.
-            commit_as = State.CLEAN if self._link is None else State.DIRTY
-            lease = TieredWriteLease(self._desk, items, commit_as=commit_as)
-            self._desk.leases.add(lease)
+            lease = self._granter.write(blocks)
         self._outbox.drain()
         return lease
 
-    def room_blocks(self) -> int:
-        """Slots that `read` or `write` could reserve now: free plus evictable."""
+    def prefetch(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> int:
+        """Wishes for `keys` to be in DRAM soon; returns how many blocks are to be brought.
+
+        Never blocks and never raises; see `prefetch.py` for what becomes of a wish.
+        """
         with self._lock:
-            return self._table.room()
+            if self._closed or self._prefetcher is None:
+                return 0
+            deadline = self._clock() + deadline_s
+            taken = self._prefetcher.ask(keys, deadline=deadline, tenant=tenant)
+            if taken:
+                self._desk.load_work.notify(taken)
+            return taken
+
+    def ended(self, keys: Sequence[Key], hints: Hints) -> None:
+        """Says how the request ended that used the blocks `keys`, in their order.
+
+        An order that takes hints gets them with the use of these blocks, from the last to the
+        first; from the first call on it hears of uses from here alone, so that each request counts
+        once. Blocks that the engine used without asking us count as used, too.
+        """
+        table = self._table
+        with self._lock:
+            if self._closed:
+                return
+            if table.ages is not None:
+                for key in keys:
+                    below = self._link is not None and self._link.tier.contains(key)
+                    if key in table.resident or (below and table.ages.live(key)):
+                        table.ages.use(key)
+            if isinstance(table.policy, TakesHints):
+                self._desk.uses_come_at_end = True
+                table.policy.begin(hints)
+                for key in reversed(keys):
+                    if key in table.resident:
+                        table.policy.touch(key)
+
+    def room_blocks(self, tenant: str = "") -> int:
+        """Slots that `read` or `write` could reserve now for `tenant`: free plus evictable."""
+        with self._lock:
+            return self._table.room(tenant)
 
     def evict(self, keys: Iterable[Key]) -> int:
         """Forgets blocks in every tier; those leased, pinned or moving are skipped.
@@ -224,25 +253,7 @@ class TieredStore:
         Raises:
             TierError: the tier below failed; DRAM has forgotten its copies all the same.
         """
-        with self._lock:
-            dropped: list[Key] = []
-            below: list[Key] = []
-            for key in dict.fromkeys(keys):
-                entry = self._table.entries.get(key)
-                if entry is not None:
-                    if entry.idle is Idle.NO:
-                        continue
-                    self._table.drop(entry)
-                    dropped.append(key)
-                if self._in_lower(key):
-                    below.append(key)
-            if dropped:
-                self._outbox.put(Removed(tuple(dropped), Tier.DRAM))
-        if below and self._link is not None:
-            self._link.tier.remove(below)
-            self._outbox.put(Removed(tuple(below), self._link.name))
-        self._outbox.drain()
-        return len({*dropped, *below})
+        return forget.evict(self._desk, self._link, keys)
 
     def clear(self) -> None:
         """Forgets every block in every tier, pinned ones too; leases keep what they hold.
@@ -251,34 +262,17 @@ class TieredStore:
             TierError: the tier below failed; DRAM has forgotten its copies all the same.
         """
         with self._lock:
-            dropped = self._table.detach_all()
-            self._outbox.put(Cleared())
-        self._outbox.drain()
-        if self._link is None:
-            return
-        if isinstance(self._link.tier, Clearable):
-            self._link.tier.clear()
-        else:
-            self._link.tier.remove(dropped)
+            if self._prefetcher is not None:
+                self._prefetcher.clear()
+        forget.clear(self._desk, self._link)
 
     def pin(self, keys: Iterable[Key]) -> int:
         """Keeps blocks that are in DRAM from eviction until `unpin` or `clear`; says how many."""
-        return self._set_pinned(keys, pinned=True)
+        return forget.set_pinned(self._desk, keys, pinned=True)
 
     def unpin(self, keys: Iterable[Key]) -> int:
         """Undoes `pin`; says for how many."""
-        return self._set_pinned(keys, pinned=False)
-
-    def _set_pinned(self, keys: Iterable[Key], *, pinned: bool) -> int:
-        changed = 0
-        with self._lock:
-            for key in keys:
-                entry = self._table.entries.get(key)
-                if entry is not None and entry.resident and entry.pinned is not pinned:
-                    entry.pinned = pinned
-                    self._table.settle(entry)
-                    changed += 1
-        return changed
+        return forget.set_pinned(self._desk, keys, pinned=False)
 
     def flush(self, deadline_s: float) -> bool:
         """Waits until every committed block is durable below; `False` if the deadline came first.
@@ -297,38 +291,36 @@ class TieredStore:
                 self._desk.changed.wait(min(left, WAKE_S))
             return True
 
-    def list(self, limit: int) -> list[BlockInfo]:
-        """Up to `limit` blocks of the DRAM tier, oldest entry first."""
+    def list(self, limit: int, tier: Tier | None = None) -> list[BlockInfo]:
+        """Up to `limit` blocks of `tier`, or of all tiers from the fastest, oldest entry first.
+
+        A block is listed once for each tier that it is in. Listing below reads from the medium;
+        a tier below that cannot list shows nothing.
+
+        Raises:
+            TierError: the tier below failed.
+        """
+        found: list[BlockInfo] = []
+        if tier in (None, Tier.DRAM):
+            with self._lock:
+                found = survey.in_dram(self._desk, limit)
+        link = self._link
+        if link is not None and tier in (None, link.name) and len(found) < limit:
+            found += survey.below(self._desk, link, limit - len(found))
+        return found
+
+    def stat(self, key: Key) -> tuple[BlockInfo, ...]:
+        """Where a block is, fastest tier first; empty if nowhere. No use, no I/O."""
         with self._lock:
-            return [
-                BlockInfo(e.key, e.parent, Tier.DRAM, e.state, e.refs, e.pinned)
-                for e in islice((e for e in self._table.entries.values() if e.resident), limit)
-            ]
+            if self._closed or not expiry.is_live(self._desk, self._link, key):
+                return ()
+            return survey.copies(self._desk, self._link, key)
 
     def stats(self) -> StoreStats:
         """A consistent snapshot."""
         with self._lock:
-            table, link = self._table, self._link
-            entries = table.entries.values()
-            states = [e.state for e in entries]
-            resident = states.count(State.CLEAN) + states.count(State.DIRTY)
-            return StoreStats(
-                capacity_blocks=table.arena.capacity_slots,
-                free_blocks=table.arena.free_slots,
-                dram_blocks=resident,
-                dram_bytes=resident * table.raw_bytes,
-                dirty_blocks=len(table.dirty),
-                loading_blocks=states.count(State.LOADING),
-                writing_blocks=states.count(State.WRITING),
-                leased_blocks=sum(e.refs > 0 for e in entries) + len(table.detached),
-                pinned_blocks=sum(e.pinned for e in entries),
-                leases=len(self._desk.leases),
-                lower_read=link.read.state if link else None,
-                lower_write=link.write.state if link else None,
-                lower_stalled=link is not None and link.reads_stalled(),
-                breaker_opened=link.read.opened + link.write.opened if link else 0,
-                **asdict(table.counters),
-            )
+            waiting = self._prefetcher.pending() if self._prefetcher else 0
+            return survey.snapshot(self._desk, self._link, prefetching_blocks=waiting)
 
     def check_integrity(self) -> None:
         """Proves that no slot, reference or queue entry leaked.
@@ -354,6 +346,8 @@ class TieredStore:
             if self._closed:
                 return
             self._closed = True
+            if self._restorer is not None:
+                self._restorer.stop()
         try:
             if self._link is not None:
                 self._flush(deadline, give_up=True)
@@ -366,7 +360,8 @@ class TieredStore:
         with self._lock:
             self._loader.stop()
             self._writer.stop()
-        for thread in (*self._loader.threads, self._writer.thread):
+        restorer = (self._restorer.thread,) if self._restorer is not None else ()
+        for thread in (*restorer, *self._loader.threads, self._writer.thread):
             thread.join(max(0.0, deadline - self._clock()))
             if thread.is_alive():
                 return
@@ -376,8 +371,15 @@ class TieredStore:
         if self._closed:
             raise ClosedError("the store was closed")
 
-    def _in_lower(self, key: Key) -> bool:
-        return self._link is not None and self._link.tier.contains(key)
+    def _lower_evicted(self, keys: Sequence[Key]) -> None:
+        """The tier below has dropped blocks to make room; on one of its threads, in a `put`."""
+        with self._lock:
+            self._outbox.put(Removed(tuple(keys), self._link.name if self._link else Tier.SSD))
+            ages = self._table.ages
+            if ages is not None:
+                for key in keys:
+                    if key not in self._table.entries:
+                        ages.forget(key)
 
     def _may_drop_dirty(self) -> bool:
         return self._link is None or not self._link.writable()

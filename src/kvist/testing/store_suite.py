@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
 from kvist.core.errors import LeaseError, NoSpaceError, TierError, TierFullError
+from kvist.core.hints import Finish, Hints
 from kvist.core.keys import Key
 from kvist.core.lease import BlockStore
 from kvist.core.outcome import BlockRef, Outcome
-from kvist.tiers.protocol import Payload
+from kvist.tiers.protocol import ListedBlock, Payload
 
 RAW_BYTES = 1000
 WAIT_S = 10.0
@@ -47,7 +48,7 @@ def put(store: BlockStore, numbers: Iterable[int]) -> list[bool]:
 
 
 class DictTier:
-    """A lower tier in a dict, which can fail, fill up, lie (a miss) or hang."""
+    """A lower tier in a dict, which can fail, fill up, evict, lie (a miss) or hang."""
 
     def __init__(self) -> None:
         self.blocks: dict[Key, bytes] = {}
@@ -58,8 +59,12 @@ class DictTier:
         self.forgetful = False
         self.open = threading.Event()  # cleared: reads and puts hang
         self.open.set()
+        self.listable = threading.Event()  # cleared: lists hang
+        self.listable.set()
         self.hanging = threading.Semaphore(0)  # released by each call that begins to hang
         self.closed = False
+        self.most_blocks = 1 << 30  # more than that: the oldest are evicted
+        self.tell: Callable[[Sequence[Key]], None] = lambda keys: None
 
     def contains(self, key: Key) -> bool:
         return key in self.blocks
@@ -73,6 +78,11 @@ class DictTier:
             if self.full:
                 raise TierFullError("put: full")
             self.blocks.setdefault(payload.key, bytes(payload.data))
+        gone = list(self.blocks)[: max(0, len(self.blocks) - self.most_blocks)]
+        for key in gone:
+            del self.blocks[key]
+        if gone:
+            self.tell(gone)
 
     def read_into(self, key: Key, out: memoryview) -> Outcome:
         self.reads.append(key)
@@ -91,6 +101,16 @@ class DictTier:
             raise TierError("remove: broken")
         for gone in keys:
             self.blocks.pop(gone, None)
+
+    def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
+        self.listable.wait(WAIT_S)
+        if self.broken:
+            raise TierError("list: broken")
+        keys = list(self.blocks)
+        return (ListedBlock(key, None) for key in (reversed(keys) if newest_first else keys))
+
+    def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None:
+        self.tell = tell
 
     def close(self) -> None:
         self.closed = True
@@ -202,6 +222,35 @@ class StoreSuite:
 
     def wait_for_room(self, store: BlockStore, blocks: int) -> None:
         """Override where room comes only after blocks were written below."""
+
+    def test_a_prefetch_takes_no_block_away_and_never_raises(self, store: BlockStore) -> None:
+        put(store, range(4))
+        self.drop_from_dram(store)
+        keys = [key(n) for n in range(4)]
+        assert store.prefetch([key(100), key(101)], deadline_s=WAIT_S) == 0
+        assert 0 <= store.prefetch(keys, deadline_s=WAIT_S) <= len(keys)
+        assert store.prefetch(keys, deadline_s=0) <= len(keys)
+        with store.read(keys, deadline_s=WAIT_S) as lease:
+            assert [lease.wait(i) for i in range(4)] == [Outcome.HIT] * 4
+            assert all(bytes(lease.buffer(i)) == content(key(i)) for i in range(4))
+        with store.write([ref(n) for n in range(200, 200 + self.capacity_blocks)]):
+            assert store.prefetch(keys, deadline_s=WAIT_S) <= len(keys)
+
+    def test_tenants_share_blocks_and_keys(self, store: BlockStore) -> None:
+        with store.write([BlockRef(key(0), None, "a")]) as lease:
+            lease.buffer(0)[:] = content(key(0))
+            assert lease.commit(0)
+        with store.write([BlockRef(key(0), None, "b")]) as second:
+            assert second.present(0)
+        with store.read([key(0)], deadline_s=WAIT_S, tenant="b") as read:
+            assert read.wait(0) is Outcome.HIT
+        assert store.room_blocks("a") == store.room_blocks("b") == store.room_blocks()
+
+    def test_the_end_of_a_request_changes_no_answer(self, store: BlockStore) -> None:
+        put(store, [0, 1])
+        store.ended([key(0), key(1), key(2)], Hints(Finish.END_TURN, 5))
+        store.ended([], Hints())
+        assert len(store.match([key(n) for n in range(3)])) == 2
 
     def test_a_released_lease_holds_nothing(self, store: BlockStore) -> None:
         put(store, [0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -93,4 +93,34 @@ class RunFinder(Protocol):
 
     def contains_run(self, keys: Sequence[Key]) -> int:
         """How many keys from the first on are present: `contains`, until one is not."""
+        ...
+
+
+@runtime_checkable
+class TellsEvictions(Protocol):
+    """What a lower tier may do besides: say which blocks it has dropped to make room."""
+
+    def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None:
+        """From now on calls `tell` with keys that are gone, within `put`; must not call back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBlock:
+    """A durable block and its parent, as its frame names them."""
+
+    key: Key
+    parent: Key | None
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """What a lower tier may do besides: name the blocks that it holds."""
+
+    def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
+        """The durable blocks in the order of their writes; what comes or goes may be missing.
+
+        Raises:
+            TierError: the medium failed.
+        """
         ...

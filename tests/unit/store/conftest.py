@@ -9,7 +9,7 @@ import pytest
 
 from kvist.policy import LeafLru
 from kvist.store import Breaker, TieredStore
-from kvist.testing.store_suite import RAW_BYTES, DictTier
+from kvist.testing.store_suite import RAW_BYTES, WAIT_S, DictTier
 from kvist.tiers.dram import PAGE_BYTES, Arena
 
 MakeStore = Callable[..., TieredStore]
@@ -28,6 +28,37 @@ def tier() -> Iterator[DictTier]:
     tier.open.set()
 
 
+class Clock:
+    """Time that stands still until a test moves it; the store's threads are told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def eventually() -> Callable[[TieredStore, Callable[[], bool]], None]:
+    """Waits until a store's threads have brought something about."""
+
+    def wait(store: TieredStore, holds: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < until_s, "it has not come about"
+            with store._desk.changed:
+                store._desk.write_work.notify_all()
+                store._desk.load_work.notify_all()
+                store._desk.changed.wait(0.01)
+
+    return wait
+
+
 @pytest.fixture
 def make_store(tier: DictTier) -> Iterator[MakeStore]:
     """Makes stores of `blocks` slots; by default over `tier` with a fast breaker."""
@@ -36,8 +67,9 @@ def make_store(tier: DictTier) -> Iterator[MakeStore]:
     def make(blocks: int = 8, **options: Any) -> TieredStore:
         arena = Arena(blocks * PAGE_BYTES, slot_bytes=RAW_BYTES)
         lower = options.pop("lower", tier)
+        policy = options.pop("policy", LeafLru())
         options.setdefault("breaker", fast_breaker)
-        store = TieredStore(arena, LeafLru(), lower, raw_bytes=RAW_BYTES, **options)
+        store = TieredStore(arena, policy, lower, raw_bytes=RAW_BYTES, **options)
         made.append(store)
         return store
 

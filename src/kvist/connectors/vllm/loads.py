@@ -111,15 +111,17 @@ class Loads:
         tiers = self.store.match(keys[span.first : span.last]).tiers
         self.tally.add("kvist_blocks_queried_total", span.blocks)
         self.tally.add("kvist_blocks_matched_total", len(tiers))
-        lease = self._reserve(keys[span.first : span.first + len(tiers)], tiers)
+        lease = self._reserve(keys[span.first : span.first + len(tiers)], tiers, seq.tenant)
         return Load(span, lease, tiers[: len(lease)]) if lease is not None else None
 
-    def _reserve(self, keys: Seq[Key], tiers: Seq[Tier]) -> ReadLease | None:
+    def _reserve(self, keys: Seq[Key], tiers: Seq[Tier], tenant: str) -> ReadLease | None:
         """Leases the longest run that DRAM can hold now; blocks in DRAM need no new slot."""
-        count = _fitting(tiers, self.store.room_blocks())
+        count = _fitting(tiers, self.store.room_blocks(tenant))
         while count:
             try:
-                return self.store.read(keys[:count], deadline_s=self.knobs.deadline_s)
+                return self.store.read(
+                    keys[:count], deadline_s=self.knobs.deadline_s, tenant=tenant
+                )
             except NoSpaceError:
                 self.tally.add("kvist_no_space_total", 1)
                 count //= 2

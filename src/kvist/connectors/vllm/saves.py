@@ -66,12 +66,14 @@ class Saves:
         request = seq.request
         known = request.num_tokens if self.knobs.decode else request.num_prompt_tokens
         blocks = seq.cursor.full_blocks(computed_tokens, known, self.geometry.block_tokens)
-        blocks = blocks[: max(0, self.store.room_blocks())]
+        blocks = blocks[: max(0, self.store.room_blocks(seq.tenant))]
         if not blocks:
             return
         keys = seq.chain.extend(request.all_token_ids)
         try:
-            lease = self.store.write([BlockRef(keys[b], seq.chain.parent(b)) for b in blocks])
+            lease = self.store.write(
+                [BlockRef(keys[b], seq.chain.parent(b), seq.tenant) for b in blocks]
+            )
         except NoSpaceError:
             self.tally.add("kvist_no_space_total", 1)
             return  # offered again next step, while the pages live

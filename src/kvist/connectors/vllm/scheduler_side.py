@@ -15,7 +15,14 @@ from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs, Loads
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs, Saves
-from kvist.connectors.vllm.sequences import Scopes, Sequence, new_chain, usable
+from kvist.connectors.vllm.sequences import (
+    Scopes,
+    Sequence,
+    hints_of,
+    new_chain,
+    tenant_of,
+    usable,
+)
 from kvist.connectors.vllm.stats import Tally
 from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
@@ -36,9 +43,10 @@ class SchedulerSide:
         load: LoadKnobs,
         save: SaveKnobs,
     ) -> None:
-        self._arena, self._facts = arena, facts
+        self._store, self._arena, self._facts = store, arena, facts
         self._scopes = Scopes(facts.fingerprint)
         self._live: dict[str, Sequence] = {}
+        self._ending: dict[str, Sequence] = {}  # over, but for their last saves
         self._last_job = 0
         self.tally = Tally()
         self.fallback = Fallback()
@@ -51,7 +59,7 @@ class SchedulerSide:
         if usable(request):
             seed = self._scopes.seed(request)
             chain = new_chain(request, seed, self._facts.geometry.block_tokens)
-            self._live[request.request_id] = Sequence(request, chain)
+            self._live[request.request_id] = Sequence(request, chain, tenant=tenant_of(request))
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` to be loaded, and whether the request waits for them."""
@@ -84,12 +92,15 @@ class SchedulerSide:
         idle = output.total_num_scheduled_tokens == 0
         if idle:
             self._loads.wait_for_arrival(_NAP_S)
+        released = self._saves.released()
+        for req_id in released:
+            self._tell_end(self._ending.pop(req_id, None))
         return StepPlan(
             arena=self._arena,
             loads=self._loads.orders(),
             saves=self._saves.orders(),
             fence=self._saves.lost_pages(),
-            release=self._saves.released(),
+            release=released,
             idle=idle,
         )
 
@@ -128,7 +139,20 @@ class SchedulerSide:
             lambda: self._saves.offer(seq, computed, lambda: table),
             default=None,
         )
-        return self._saves.hold(req_id)
+        if self._saves.hold(req_id):
+            self._ending[req_id] = seq  # the end is told when its last blocks are there
+            return True
+        self._tell_end(seq)
+        return False
+
+    def _tell_end(self, seq: Sequence | None) -> None:
+        """Now is known how the generation ended that used these blocks."""
+        if seq is not None:
+            self.fallback.guard(
+                "tell end",
+                lambda: self._store.ended(seq.chain.keys, hints_of(seq.request)),
+                default=None,
+            )
 
     def busy(self) -> bool:
         """Whether the engine must keep stepping for us to hear of copies under way."""

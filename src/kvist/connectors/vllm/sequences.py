@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvist.connectors.identity import lora_id, multimodal_extras
 from kvist.connectors.plan import KeyChain, SaveCursor
+from kvist.core.hints import Finish, Hints
 from kvist.core.keys import RequestScope, seed_bytes
 from kvist.core.outcome import Tier
 from kvist.native import chain_keys, digest
+
+TENANT_PARAM = "kvist.tenant"
+FINISH_PARAM = "kvist.finish"  # `tool_use`, `end_turn` or `sub_agent`
+_MAX_TENANT_CHARS = 64
 
 
 @dataclass(slots=True)
@@ -22,6 +27,7 @@ class Sequence:
     chain: KeyChain
     cursor: SaveCursor = field(default_factory=SaveCursor)
     loaded: dict[Tier, int] = field(default_factory=dict)
+    tenant: str = ""
     no_load: bool = False  # a load was tried and gave nothing; cleared when the request runs
 
 
@@ -50,6 +56,36 @@ class Scopes:
         if known not in self._adapters:
             self._adapters[known] = lora_id(lora.lora_path)
         return self._adapters[known]
+
+
+def tenant_of(request: Any) -> str:
+    """Whose share of DRAM a request's blocks take: a name that the client gives, else its salt.
+
+    A long name is taken by its digest, which bounds what a client can make us keep.
+    """
+    named = _told(request, TENANT_PARAM)
+    tenant = named if isinstance(named, str) else request.cache_salt or ""
+    return tenant if len(tenant) <= _MAX_TENANT_CHARS else digest(tenant.encode()).hex()
+
+
+def hints_of(request: Any) -> Hints:
+    """What is known of a request that has ended.
+
+    The engine says whether it stopped by itself, not why: a tool call looks like the end of a
+    turn. Who knows better (a gateway, an agent) says so in `kv_transfer_params`. Only full blocks
+    are stored, so there is no partial one.
+    """
+    told = _told(request, FINISH_PARAM)
+    stopped = getattr(getattr(request, "status", None), "name", "") == "FINISHED_STOPPED"
+    finish = Finish.END_TURN if stopped else Finish.UNKNOWN
+    if isinstance(told, str) and told.upper() in Finish.__members__:
+        finish = Finish[told.upper()]
+    return Hints(finish, request.num_tokens - request.num_prompt_tokens)
+
+
+def _told(request: Any, name: str) -> object:
+    told = getattr(request, "kv_transfer_params", None)
+    return told.get(name) if isinstance(told, Mapping) else None
 
 
 def usable(request: Any) -> bool:

@@ -78,14 +78,15 @@ def open_engines(
 
     The log writes one large run at a time, which the block layer splits: one thread that is in the
     call is faster there than a ring, which hands a write that makes a file longer to a worker.
-    With an `io` every operation goes through it, one at a time: for tests that fail it.
+    With an `io` every operation goes through it, one read and one write at a time: for tests that
+    fail it.
 
     Raises:
         TierError: the system refuses the threads.
     """
     if io is not None:
-        seam = io_twin.IoEngine(1, preadv=io.preadv, pwritev=io.pwritev)
-        return EngineKind.TWIN, seam, seam
+        seams = [io_twin.IoEngine(1, preadv=io.preadv, pwritev=io.pwritev) for _ in range(2)]
+        return EngineKind.TWIN, seams[0], seams[1]
     try:
         became, reads = open_engine(kind, depth=depth)
         writes = EngineKind.TWIN if kind is EngineKind.TWIN else EngineKind.POOL

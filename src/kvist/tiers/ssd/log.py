@@ -21,6 +21,7 @@ from pathlib import Path
 
 from kvist.codec.frame import PAGE_BYTES, FrameHeader
 from kvist.core.errors import FormatError, TierError, TierFullError
+from kvist.tiers.ssd.contents import Evictions
 from kvist.tiers.ssd.engine import IoEngine
 from kvist.tiers.ssd.index import BlockIndex
 from kvist.tiers.ssd.io import SegmentFile, SegmentIo, tier_error
@@ -48,6 +49,7 @@ class SegmentLog:
         next_number: int,
     ) -> None:
         self.limits = limits
+        self.evictions = Evictions(index)
         self.evicted_blocks = 0
         self.reinserted_blocks = 0
         self._directory = directory
@@ -78,6 +80,10 @@ class SegmentLog:
         """What the directory takes: our segments, those we must not touch, and the lock file."""
         ours = sum(s.disk_bytes for s in list(self._segments.values()))
         return LOCK_BYTES + self.limits.foreign_bytes + ours
+
+    def segments(self) -> list[Segment]:
+        """The segments now, oldest first. Callable from any thread."""
+        return list(self._segments.values())
 
     def file(self, segment: int) -> SegmentFile | None:
         """The file of a segment; `None` if it was reclaimed. Callable from any thread."""
@@ -237,6 +243,7 @@ class SegmentLog:
             return False
         if victim is self._active:
             self._active = None
+        leaving = self.evictions.leaving(victim)
         hot = self._read_hot(victim)
         dropped = self._delete(victim)
         reinserted = 0
@@ -245,6 +252,7 @@ class SegmentLog:
         finally:
             self.reinserted_blocks += reinserted
             self.evicted_blocks += dropped - reinserted
+            self.evictions.tell(leaving, {r.key for r in self._pending})
         return True
 
     def _read_hot(self, victim: Segment) -> list[StagedFrame]:

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 from kvist.core.errors import ClosedError, TierError, TierFullError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.native import digest
-from kvist.tiers.protocol import Payload
+from kvist.tiers.protocol import ListedBlock, Payload
 
 _log = logging.getLogger(__name__)
 _PUT_TIMEOUT_S = 600.0
@@ -39,6 +40,8 @@ class Stripe(Protocol):
         self, items: Sequence[tuple[Key, memoryview]]
     ) -> Iterator[tuple[int, Outcome | TierError]]: ...
     def remove(self, keys: Iterable[Key]) -> None: ...
+    def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None: ...
+    def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
 
@@ -195,6 +198,23 @@ class StripedTier:
         self._demand_open()
         keys = list(keys)
         self._each(lambda tier: tier.remove(keys))
+
+    def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None:
+        """See `tiers.protocol.TellsEvictions`; a block that another directory has is not gone."""
+
+        def told(keys: Sequence[Key]) -> None:
+            gone = [key for key in keys if self._home(key) is None]
+            if gone:
+                tell(gone)
+
+        for member in self._members:
+            member.tier.tell_evictions(told)
+
+    def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
+        """See `tiers.protocol.Lists`; in the order of each directory, one block from each."""
+        each = [member.tier.list_blocks(newest_first=newest_first) for member in self._members]
+        for blocks in zip_longest(*each):
+            yield from (block for block in blocks if block is not None)
 
     def clear(self) -> None:
         """Forgets every block in every directory.

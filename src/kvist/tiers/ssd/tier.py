@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from kvist.core.errors import ClosedError, ConfigError, TierError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
-from kvist.tiers.protocol import Payload
+from kvist.tiers.protocol import ListedBlock, Payload
+from kvist.tiers.ssd.contents import list_blocks
 from kvist.tiers.ssd.engine import DEFAULT_DEPTH, EngineKind, IoEngine, open_engines
 from kvist.tiers.ssd.index import BlockIndex, Place
 from kvist.tiers.ssd.io import FsyncMode, IoMode, PosixIo, SegmentIo, held
@@ -294,6 +295,14 @@ class SsdTier:
                     self._log.append(self._tombstone(place.key), _NOTHING)
             finally:
                 self._log.commit()
+
+    def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None:
+        """See `tiers.protocol.TellsEvictions`."""
+        self._log.evictions.listener = tell
+
+    def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
+        """See `tiers.protocol.Lists`; reads the segments' footers."""
+        return list_blocks(self._log.segments(), self._index, newest_first=newest_first)
 
     def _tombstone(self, key: Key) -> FrameHeader:
         return FrameHeader(

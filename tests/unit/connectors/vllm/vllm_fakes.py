@@ -15,6 +15,7 @@ from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
 from kvist.core.errors import LeaseError, NoSpaceError
+from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.layout import BlockLayout
 from kvist.core.outcome import BlockRef, Match, Outcome, Tier
@@ -103,6 +104,9 @@ class FakeStore:
         self.waited: list[tuple[int, float | None]] = []
         self.lost = -1  # from this block on, a read misses what match promised
         self.open_leases = 0
+        self.tenants: list[str] = []  # of every read, and of every block of a write
+        self.ends: list[tuple[list[Key], Hints]] = []
+        self.deaf = False  # `ended` fails
         self.reads: list[FakeLease] = []
         self.writes: list[FakeLease] = []
         self._slots: dict[Key, int] = {}
@@ -118,7 +122,8 @@ class FakeStore:
             tiers.append(self.blocks[key])
         return Match(tuple(tiers))
 
-    def read(self, keys: Sequence[Key], *, deadline_s: float) -> FakeLease:
+    def read(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> FakeLease:
+        self.tenants.append(tenant)
         if self.full:
             raise NoSpaceError("full")
         hits = [k in self.blocks and not 0 <= self.lost <= i for i, k in enumerate(keys)]
@@ -128,6 +133,7 @@ class FakeStore:
         return lease
 
     def write(self, blocks: Sequence[BlockRef]) -> FakeLease:
+        self.tenants += [block.tenant for block in blocks]
         if self.full:
             raise NoSpaceError("full")
         lease = FakeLease(self, [b.key for b in blocks], [b.key in self.blocks for b in blocks])
@@ -135,8 +141,16 @@ class FakeStore:
         self.writes.append(lease)
         return lease
 
-    def room_blocks(self) -> int:
+    def room_blocks(self, tenant: str = "") -> int:
         return self.room
+
+    def prefetch(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> int:
+        return 0
+
+    def ended(self, keys: Sequence[Key], hints: Hints) -> None:
+        if self.deaf:
+            raise NoSpaceError("deaf")
+        self.ends.append((list(keys), hints))
 
 
 @dataclass
@@ -153,6 +167,8 @@ class FakeRequest:
     mm_features: tuple[Any, ...] = ()
     prompt_embeds: Any = None
     skip_reading_prefix_cache: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
+    status: Any = None
 
     @property
     def all_token_ids(self) -> list[int]:

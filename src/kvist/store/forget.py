@@ -1,0 +1,68 @@
+"""Forgetting blocks on demand, and keeping them: evict, clear, pin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvist.core.events import Cleared, Removed
+from kvist.core.keys import Key
+from kvist.core.outcome import Tier
+from kvist.store.desk import Desk
+from kvist.store.entry import Idle
+from kvist.store.link import Clearable, LowerLink
+
+
+def evict(desk: Desk, link: LowerLink | None, keys: Iterable[Key]) -> int:
+    """Forgets blocks in every tier; see `TieredStore.evict`."""
+    table = desk.table
+    with desk.lock:
+        dropped: list[Key] = []
+        below: list[Key] = []
+        for key in dict.fromkeys(keys):
+            entry = table.entries.get(key)
+            if entry is not None:
+                if entry.idle is Idle.NO:
+                    continue
+                table.drop(entry)
+                dropped.append(key)
+            if link is not None and link.tier.contains(key):
+                below.append(key)
+            if table.ages is not None:
+                table.ages.forget(key)
+        if dropped:
+            desk.outbox.put(Removed(tuple(dropped), Tier.DRAM))
+    if below and link is not None:
+        link.tier.remove(below)
+        desk.outbox.put(Removed(tuple(below), link.name))
+    desk.outbox.drain()
+    return len({*dropped, *below})
+
+
+def clear(desk: Desk, link: LowerLink | None) -> None:
+    """Forgets everything; see `TieredStore.clear`."""
+    with desk.lock:
+        dropped = desk.table.detach_all()
+        desk.outbox.put(Cleared())
+    desk.outbox.drain()
+    if link is None:
+        return
+    if isinstance(link.tier, Clearable):
+        link.tier.clear()
+    else:
+        link.tier.remove(dropped)
+
+
+def set_pinned(desk: Desk, keys: Iterable[Key], *, pinned: bool) -> int:
+    """Pins or unpins what is in DRAM; says how many changed. Either counts as a use."""
+    changed = 0
+    table = desk.table
+    with desk.lock:
+        for key in keys:
+            entry = table.entries.get(key)
+            if entry is not None and entry.resident and entry.pinned is not pinned:
+                entry.pinned = pinned
+                table.settle(entry)
+                if table.ages is not None:
+                    table.ages.use(key)
+                changed += 1
+    return changed
