@@ -7,56 +7,21 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvist.core.errors import TierError, TierFullError
+from kvist.testing.chaos import Call, ChaosIo, Effect, Fault
 from kvist.testing.tier_suite import BLOCK_BYTES, read_block, suite_block, suite_key, suite_payload
-from kvist.tiers.ssd import FsyncMode, PosixIo, SsdTier, scan_directory
+from kvist.tiers.ssd import FsyncMode, PosixIo, SegmentIo, SsdTier, scan_directory
 
 CAPACITY_BYTES = 1 << 20
 COMMAND_TIMEOUT_S = 20
 
 
-class FaultyIo(PosixIo):
-    """Fails each call named in `faults` with that errno; `short` writes and reads in bits."""
-
-    def __init__(self) -> None:
-        self.faults: dict[str, int] = {}
-        self.short = False
-        self.partial_bytes = 0  # written before a pwritev fails
-        self.calls = 0
-
-    def _fail(self, call: str) -> None:
-        self.calls += 1
-        if call in self.faults:
-            raise OSError(self.faults[call], os.strerror(self.faults[call]))
-
-    def open(self, path: Path, flags: int) -> int:
-        self._fail("open")
-        return super().open(path, flags)
-
-    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if "pwritev" in self.faults and self.partial_bytes:
-            super().pwritev(fd, [buffers[0][: self.partial_bytes]], offset)
-        self._fail("pwritev")
-        return super().pwritev(fd, [buffers[0][:999]] if self.short else buffers, offset)
-
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        self._fail("preadv")
-        return super().preadv(fd, [buffers[0][:777]] if self.short else buffers, offset)
-
-    def sync(self, fd: int) -> None:
-        self._fail("sync")  # the real call would only make the tests slow
-
-    def unlink(self, path: Path) -> None:
-        self._fail("unlink")
-        super().unlink(path)
-
-
-def open_tier(directory: Path, io: PosixIo, capacity_bytes: int = CAPACITY_BYTES) -> SsdTier:
+def open_tier(directory: Path, io: SegmentIo, capacity_bytes: int = CAPACITY_BYTES) -> SsdTier:
     return SsdTier.open(directory, keyspace=bytes(32), capacity_bytes=capacity_bytes, io=io)
 
 
@@ -71,8 +36,11 @@ def wrong(tier: SsdTier, count: int) -> list[int]:
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path) -> None:
-    io = FaultyIo()
-    io.short = True
+    io = ChaosIo()
+    io.set(
+        Fault(Call.WRITE, Effect.SHORT, limit_bytes=999),
+        Fault(Call.READ, Effect.SHORT, limit_bytes=777),
+    )
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(i) for i in range(10)])
     assert [read_block(tier, i) for i in range(10)] == [suite_block(i) for i in range(10)]
@@ -87,17 +55,17 @@ def test_short_writes_and_reads_are_continued(tmp_path: Path) -> None:
 def test_full_medium_is_tier_full_and_leaves_no_partial_frame(
     tmp_path: Path, code: int, partial_bytes: int
 ) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(1)])
-    io.faults, io.partial_bytes = {"pwritev": code}, partial_bytes
+    io.set(Fault(Call.WRITE, code=code, limit_bytes=partial_bytes))
     with pytest.raises(TierFullError) as info:
         tier.put([suite_payload(2)])
     assert info.value.errno == code
     assert not tier.contains(suite_key(2))
     assert scan_directory(tmp_path).corrupt_frames == 0
     assert sum(s.torn_bytes for s in scan_directory(tmp_path).segments) == 0
-    io.faults = {}
+    io.heal()
     tier.put([suite_payload(3)])
     assert read_block(tier, 3) == suite_block(3)
     tier.close()
@@ -107,20 +75,20 @@ def test_full_medium_is_tier_full_and_leaves_no_partial_frame(
     tier.close()
 
 
-@pytest.mark.parametrize("call", ["pwritev", "sync", "open"])
-def test_failing_medium_is_a_tier_error_and_the_block_is_absent(tmp_path: Path, call: str) -> None:
-    io = FaultyIo()
+@pytest.mark.parametrize("call", [Call.WRITE, Call.SYNC, Call.OPEN])
+def test_failing_medium_is_a_tier_error_and_the_block_is_absent(tmp_path: Path, call: Call) -> None:
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
-    if call != "open":
+    if call is not Call.OPEN:
         tier.put([suite_payload(1)])
-    io.faults = {call: errno.EIO}
+    io.set(Fault(call))
     with pytest.raises(TierError) as info:
         tier.put([suite_payload(2), suite_payload(3)])
     assert info.value.errno == errno.EIO
     assert not isinstance(info.value, TierFullError)
     assert not tier.contains(suite_key(2))
-    io.faults = {}
-    if call != "open":
+    io.heal()
+    if call is not Call.OPEN:
         assert read_block(tier, 1) == suite_block(1)
     tier.put([suite_payload(4)])
     tier.close()
@@ -131,38 +99,38 @@ def test_failing_medium_is_a_tier_error_and_the_block_is_absent(tmp_path: Path, 
 
 
 def test_failing_read_is_a_tier_error_and_keeps_the_block(tmp_path: Path) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(1)])
-    io.faults = {"preadv": errno.EIO}
+    io.set(Fault(Call.READ))
     with pytest.raises(TierError):
         read_block(tier, 1)
-    io.faults = {}
+    io.heal()
     assert read_block(tier, 1) == suite_block(1)
     tier.close()
 
 
 def test_block_is_hidden_even_if_its_tombstone_cannot_be_written(tmp_path: Path) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(1)])
-    io.faults = {"pwritev": errno.EIO}
+    io.set(Fault(Call.WRITE))
     with pytest.raises(TierError):
         tier.remove([suite_key(1)])
     assert not tier.contains(suite_key(1))
-    io.faults = {}
+    io.heal()
     tier.close()
 
 
 def test_segment_that_cannot_be_deleted_stays_counted(tmp_path: Path) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
-    io.faults = {"unlink": errno.EACCES}
+    io.set(Fault(Call.UNLINK, code=errno.EACCES))
     with pytest.raises(TierError):
         fill(tier)
     used = sum(p.stat().st_size for p in tmp_path.iterdir())
     assert used <= tier.stats().bytes_used <= CAPACITY_BYTES
-    io.faults = {}
+    io.heal()
     tier.put([suite_payload(999)])
     assert read_block(tier, 999) == suite_block(999)
     assert wrong(tier, 200) == []
@@ -170,10 +138,10 @@ def test_segment_that_cannot_be_deleted_stays_counted(tmp_path: Path) -> None:
 
 
 def test_failed_footer_is_counted_and_the_segment_is_scanned(tmp_path: Path) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(1)])
-    io.faults = {"pwritev": errno.EIO}
+    io.set(Fault(Call.WRITE))
     tier.close()
     assert tier.stats().footer_failures == 1
     tier = open_tier(tmp_path, PosixIo())
@@ -183,14 +151,14 @@ def test_failed_footer_is_counted_and_the_segment_is_scanned(tmp_path: Path) -> 
 
 
 def test_failed_open_gives_the_directory_back(tmp_path: Path) -> None:
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io)
     tier.put([suite_payload(1)])
     tier.close()
-    io.faults = {"preadv": errno.EIO}
+    io.set(Fault(Call.READ))
     with pytest.raises(TierError):
         open_tier(tmp_path, io)
-    io.faults = {}
+    io.heal()
     open_tier(tmp_path, io).close()
 
 
@@ -214,14 +182,14 @@ def test_random_faults_never_give_wrong_bytes_or_another_exception(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    io = FaultyIo()
+    io = ChaosIo()
     tier = open_tier(tmp_path, io, 300_000)
     absent: set[int] = set()  # removed, or never stored
     codes = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
     for i in range(150):
-        calls = chance.sample(["pwritev", "sync", "open", "unlink", "preadv"], chance.randrange(3))
-        io.faults = {c: chance.choice(codes) for c in calls} if chance.random() < 0.4 else {}
-        io.partial_bytes = chance.choice([0, 100, 4096])
+        calls = chance.sample(list(Call), chance.randrange(3)) if chance.random() < 0.4 else []
+        limit_bytes = chance.choice([0, 100, 4096])
+        io.set(*(Fault(c, code=chance.choice(codes), limit_bytes=limit_bytes) for c in calls))
         try:
             tier.put([suite_payload(i)])
         except TierError:
@@ -237,10 +205,10 @@ def test_random_faults_never_give_wrong_bytes_or_another_exception(
         used = sum(p.stat().st_size for p in tmp_path.iterdir())
         assert used <= 300_000
         if chance.random() < 0.05:
-            io.faults = {}
+            io.heal()
             tier.close()
             tier = open_tier(tmp_path, io, 300_000)
-    io.faults = {}
+    io.heal()
     assert wrong(tier, 150) == []
     tier.close()
     tier = open_tier(tmp_path, io, 300_000)
