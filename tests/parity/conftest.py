@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what the tests share
 
 # A missing `_core` fails; only KVIST_NATIVE=off may leave it out.
 NAMES = ["twin"] if os.environ.get("KVIST_NATIVE") == "off" else ["twin", "_core"]

@@ -1,4 +1,4 @@
-"""`python -m kvist.bench`: measures Kvist against recomputing and against its peers."""
+"""`python -m kvist.bench`: measures Kvist's store, and Kvist against recomputing and its peers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvist.bench import samples
 from kvist.bench.engine import EngineError
 from kvist.bench.machine import describe_machine, engine_cores, load
-from kvist.bench.pages import page, print_result
+from kvist.bench.pages import page, print_result, print_tables
 from kvist.bench.participants import (
     LMCACHE,
     MAX_MODEL_TOKENS,
@@ -32,13 +33,22 @@ from kvist.bench.participants import (
     vllm_with_offloading,
 )
 from kvist.bench.peers import SETUP_SCRIPT, lmcache_python, lmcache_server
+from kvist.bench.report import ENOUGH_ROUNDS
 from kvist.bench.runner import DISK, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings
 from kvist.bench.smollm2 import cache_folder, ensure_smollm2
+from kvist.bench.store import report as store_report
+from kvist.bench.store import samples as store_samples
+from kvist.bench.store.contender import ContenderError
+from kvist.bench.store.disk import medium_of
+from kvist.bench.store.run import StoreRun
+from kvist.bench.store.samples import StoreResult, StoreSettings
 from kvist.core.errors import ConfigError
 
 FULL_FILE = Path("bench/results/latest.json")
 QUICK_FILE = Path(".cache/bench/quick.json")
+STORE = "store"
+STORE_FILE = "store.json"  # beside the engines' result
 # A few tokens more than whole blocks: every way of serving a prompt then computes the same rest.
 FULL_LENGTHS = "1032,4104,8072"
 QUICK_LENGTHS = "8072"
@@ -55,13 +65,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--lengths", metavar="TOKENS,...", help=f"prompt lengths ({FULL_LENGTHS}; quick: 8072)"
     )
     parser.add_argument(
-        "--only", action="append", choices=PARTS, help="measure only this; may be repeated"
+        "--only",
+        action="append",
+        choices=(*PARTS, STORE),
+        help="measure only this; may be repeated",
     )
     parser.add_argument(
         "--without", action="append", default=[], choices=(OFFLOADING,), help="leave a peer out"
     )
     parser.add_argument(
-        "--peers", action="store_true", help=f"with LMCache as well (first: {SETUP_SCRIPT})"
+        "--peers",
+        action="store_true",
+        help=f"with LMCache, Redis and Mooncake as well (first: {SETUP_SCRIPT})",
     )
     parser.add_argument(
         "--quick", action="store_true", help="one length, few rounds, no peers, no cold disk"
@@ -79,20 +94,89 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     errors = Console(stderr=True, highlight=False, markup=False)
     try:
-        if args.show is not None:
-            result, path = samples.read(args.show), args.show
-        else:
-            path = args.json or (QUICK_FILE if args.quick else FULL_FILE)
-            result = _measure(args, path, errors)
-    except (ConfigError, EngineError) as e:
+        reports = _shown(args.show) if args.show is not None else _measured(args, errors)
+    except (ConfigError, ContenderError, EngineError) as e:
         errors.print(f"bench: {e}")
         return 2
-    print_result(result, Console(highlight=False, markup=False, width=_width()))
+    console = Console(highlight=False, markup=False, width=_width())
+    if reports.store is not None:
+        print_tables(store_report.tables(reports.store[0]), console)
+    if reports.engines is not None:
+        print_result(reports.engines[0], console)
     if args.page is not None:
-        args.page.write_text(page(result, str(path)))
+        args.page.write_text(page(*reports.completed()))
     if args.show is None:
-        errors.print(f"every sample: {path}")
-    return 0 if result.complete or args.show is not None else _INTERRUPTED
+        for _, path in filter(None, (reports.store, reports.engines)):
+            errors.print(f"every sample: {path}")
+    return 0 if args.show is not None or reports.complete() else _INTERRUPTED
+
+
+@dataclass(slots=True)
+class _Reports:
+    """What was measured or is shown, each with its file."""
+
+    engines: tuple[Result, str] | None = None
+    store: tuple[StoreResult, str] | None = None
+
+    def complete(self) -> bool:
+        """Whether nothing was interrupted."""
+        return all(part[0].complete for part in (self.engines, self.store) if part is not None)
+
+    def completed(self) -> tuple[tuple[Result, str] | None, tuple[StoreResult, str] | None]:
+        """Both parts for the page: one that was not measured is what was kept beside the other."""
+        engines, store = self.engines, self.store
+        if engines is None and store is not None:
+            path = Path(store[1]).with_name(FULL_FILE.name)
+            engines = (samples.read(path), str(path)) if path.exists() else None
+        elif store is None and engines is not None:
+            path = Path(engines[1]).with_name(STORE_FILE)
+            store = (store_samples.read(path), str(path)) if path.exists() else None
+        return engines, store
+
+
+def _shown(path: Path) -> _Reports:
+    if store_samples.is_store(path):
+        return _Reports(store=(store_samples.read(path), str(path)))
+    return _Reports(engines=(samples.read(path), str(path)))
+
+
+def _measured(args: argparse.Namespace, errors: Console) -> _Reports:
+    _settings(args)  # refused before anything was measured
+    path = args.json or (QUICK_FILE if args.quick else FULL_FILE)
+    parts = set(args.only or [*PARTS, STORE])
+    out = _Reports()
+    if STORE in parts:
+        file = args.json if args.json and parts == {STORE} else path.with_name(STORE_FILE)
+        out.store = _measure_store(args, file, errors), str(file)
+    if parts != {STORE} and out.complete():
+        out.engines = _measure(args, path, errors), str(path)
+    return out
+
+
+def _measure_store(args: argparse.Namespace, path: Path, errors: Console) -> StoreResult:
+    began = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(_signals_interrupt())
+        work = stack.enter_context(_work_folder(keep=args.keep, errors=errors))
+        rounds = args.rounds if args.rounds is not None else ENOUGH_ROUNDS
+        result = StoreResult(
+            time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            describe_machine(),
+            StoreSettings(rounds=rounds, medium=medium_of(work)),
+        )
+        screen = stack.enter_context(_BarScreen(errors))
+        run = StoreRun(result, work, screen, peers=args.peers, seed=args.seed)
+        screen.expect(run.steps())
+        try:
+            run.run()
+            result.complete = True
+        except KeyboardInterrupt:
+            screen.say("interrupted")
+        finally:
+            result.took_s = round(time.monotonic() - began, 1)
+            result.machine = samples.after(result.machine, load())
+            store_samples.write(result, path)
+    return result
 
 
 def _width() -> int | None:
@@ -134,7 +218,8 @@ def _measure(args: argparse.Namespace, path: Path, errors: Console) -> Result:
         participants = _participants(args, work, result, stack)
         screen = stack.enter_context(_BarScreen(errors))
         start = process_starter(result, model, work)
-        parts = args.only or [p for p in PARTS if not (args.quick and p == DISK)]
+        asked = [p for p in args.only or [] if p != STORE]
+        parts = asked or [p for p in PARTS if not (args.quick and p == DISK)]
         runner = Runner(result, participants, parts, start, screen)
         screen.expect(runner.steps())
         try:

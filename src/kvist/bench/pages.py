@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from kvist.bench.report import Ratio, Verdict, caveats, costs, reuse_rows, verdicts
-from kvist.bench.samples import Result
+from kvist.bench.samples import Machine, Result
+from kvist.bench.store.report import method
+from kvist.bench.store.report import tables as store_tables
+from kvist.bench.store.samples import StoreResult
 
 _NOTE = "<!-- Written by `python -m kvist.bench --page` from the file that is named below. -->\n"
 
@@ -70,7 +75,14 @@ def tables(result: Result) -> list[tuple[str, list[str], list[list[str]]]]:
 
 def print_result(result: Result, console: Console) -> None:
     """Prints the tables and caveats."""
-    for title, heads, rows in tables(result):
+    print_tables(tables(result), console)
+    for text in caveats(result):
+        console.print(f"Note: {text}")
+
+
+def print_tables(shown: Sequence[tuple[str, list[str], list[list[str]]]], console: Console) -> None:
+    """Prints tables: title, column heads, rows."""
+    for title, heads, rows in shown:
         grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for i, head in enumerate(heads):
             grid.add_column(head, justify="left" if i in (0, len(heads) - 1) else "right")
@@ -78,26 +90,46 @@ def print_result(result: Result, console: Console) -> None:
             grid.add_row(*row)
         console.print(grid)
         console.print()
-    for text in caveats(result):
-        console.print(f"Note: {text}")
 
 
-def page(result: Result, source: str) -> str:
-    """`docs/benchmarks.md`.
+def page(engines: tuple[Result, str] | None, store: tuple[StoreResult, str] | None) -> str:
+    """`docs/benchmarks.md`: both parts, or the one there is.
 
     Args:
-        result: a run.
-        source: the file that holds it, as the page names it.
+        engines: a run, and the file that holds it, as the page names it.
+        store: the same of the store benchmark.
     """
-    parts = [_NOTE, "# Benchmarks\n", _METHOD.strip() + "\n", _where(result, source)]
+    parts = [_NOTE, "# Benchmarks\n"]
+    if engines is not None:
+        parts += _engines_part(*engines)
+    if store is not None:
+        parts += _store_part(*store)
+    parts.append(
+        "\n`make bench` repeats the run; `make bench-peers` with LMCache, Redis and Mooncake too."
+    )
+    return "\n".join(parts) + "\n"
+
+
+def _engines_part(result: Result, source: str) -> list[str]:
+    parts = [_METHOD.strip() + "\n", _where(result, source)]
     parts += [f"* {text}" for text in caveats(result)]
-    for title, heads, rows in tables(result):
+    return parts + _markdown(tables(result))
+
+
+def _store_part(result: StoreResult, source: str) -> list[str]:
+    intro = "\n# The block store\n\n" + method(result) + "\n\n"
+    where = _machine(result.machine, result.started, result.took_s, source)
+    return [intro + where, *_markdown(store_tables(result))]
+
+
+def _markdown(shown: Sequence[tuple[str, list[str], list[list[str]]]]) -> list[str]:
+    parts = []
+    for title, heads, rows in shown:
         parts.append(f"\n## {title}\n")
         parts.append("| " + " | ".join(heads) + " |")
         parts.append("|" + "---|" * len(heads))
         parts += ["| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
-    parts.append("\n`make bench` repeats the run, `make bench-peers` with LMCache as well.")
-    return "\n".join(parts) + "\n"
+    return parts
 
 
 def _cell(text: str) -> str:
@@ -105,12 +137,18 @@ def _cell(text: str) -> str:
 
 
 def _where(result: Result, source: str) -> str:
-    m, s = result.machine, result.settings
+    s = result.settings
+    return (
+        f"{_machine(result.machine, result.started, result.took_s, source)} Model {s.model} in "
+        f"{s.dtype}; the engines' own threads on core(s) {s.engine_cores}.\n"
+    )
+
+
+def _machine(m: Machine, started: str, took_s: float, source: str) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))
     return (
-        f"Run on {result.started}, {result.took_s / 60:.0f} minutes, commit `{m.commit}`; every "
+        f"Run on {started}, {took_s / 60:.0f} minutes, commit `{m.commit}`; every "
         f"sample is in `{source}`. {m.cores} cores of {m.cpu}, {m.memory_bytes / 2**30:.0f} GiB, "
         f"Linux {m.kernel}, Python {m.python}, {versions}. Load average {m.load_before} before, "
-        f"{m.load_after} after. Model {s.model} in {s.dtype}; the engines' own threads on core(s) "
-        f"{s.engine_cores}.\n"
+        f"{m.load_after} after."
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         copy_checksum,
         digest,
         move_pages,
+        move_pages_checksum,
     )
 else:
     _wish = os.environ.get("KVIST_NATIVE", "auto")
@@ -47,6 +48,7 @@ else:
     copy_checksum = _chosen.copy_checksum
     digest = _chosen.digest
     move_pages = _chosen.move_pages
+    move_pages_checksum = _chosen.move_pages_checksum
 
 __all__ = [
     "IMPLEMENTATION",
@@ -58,6 +60,7 @@ __all__ = [
     "copy_checksum",
     "digest",
     "move_pages",
+    "move_pages_checksum",
     "open_pool",
     "open_uring",
 ]

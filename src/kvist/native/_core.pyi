@@ -23,3 +23,10 @@ def move_pages(
     page_map: PageMap,
     threads: int = 1,
 ) -> None: ...
+def move_pages_checksum(
+    direction: Direction,
+    slots: npt.NDArray[np.uint64],
+    pages: npt.NDArray[np.int64],
+    page_map: PageMap,
+    threads: int = 1,
+) -> list[int]: ...

@@ -143,6 +143,31 @@ def move_pages(
                     engine[index[kind]] = canonical
 
 
+def move_pages_checksum(
+    direction: Direction,
+    slots: npt.NDArray[np.uint64],
+    pages: npt.NDArray[np.int64],
+    page_map: PageMap,
+    threads: int = 1,
+) -> list[int]:
+    """Does what `move_pages` does and gives the `checksum` of each slot's block, as it then stands.
+
+    `_core` takes it of the bytes as they pass. Where a sub-page is left alone, or other ranks fill
+    the other heads, what stands there already counts: only a whole block's checksum is worth much.
+
+    Args:
+        direction, slots, pages, page_map, threads: as in `move_pages`; a block, of
+            `page_map.block_bytes(m)` bytes, is moved by one thread.
+
+    Raises:
+        TypeError: as `move_pages`.
+        ValueError: as `move_pages`.
+    """
+    move_pages(direction, slots, pages, page_map, threads)
+    size_bytes = page_map.block_bytes(pages.shape[1])
+    return [checksum(_memory(slot, size_bytes).data) for slot in slots.tolist()]
+
+
 def _check_move(slots: npt.NDArray[np.uint64], pages: npt.NDArray[np.int64], threads: int) -> None:
     for name, array, dtype, ndim in (("slots", slots, np.uint64, 1), ("pages", pages, np.int64, 2)):
         if array.dtype != dtype or array.ndim != ndim or not array.flags.c_contiguous:

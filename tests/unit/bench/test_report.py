@@ -11,11 +11,12 @@ from bench_doubles import LENGTH, add, result
 from rich.console import Console
 
 from kvist.bench import samples
-from kvist.bench.__main__ import FULL_FILE, _signals_interrupt, main
+from kvist.bench.__main__ import FULL_FILE, STORE_FILE, _signals_interrupt, main
 from kvist.bench.pages import page, print_result
 from kvist.bench.participants import KVIST, LMCACHE, VLLM
 from kvist.bench.report import caveats, costs, ratio, reuse_rows, verdicts
 from kvist.bench.samples import Kind, Phase, Result
+from kvist.bench.store import samples as store_samples
 from kvist.core.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ def test_a_participant_that_did_not_run_is_a_row_with_the_reason(run: Result) ->
     row = next(r for r in reuse_rows(run, LENGTH) if "LMCache" in r.title)
     assert row.median_s is None
     assert row.why == "lmcache ended: no memory"
-    assert "not run: lmcache ended" in page(run, "x.json")
+    assert "not run: lmcache ended" in page((run, "x.json"), None)
 
 
 def test_a_restart_that_was_not_served_from_the_cache_counts_for_nothing(run: Result) -> None:
@@ -87,7 +88,7 @@ def test_a_target_is_neither_met_nor_missed_after_too_few_rounds() -> None:
     add(made, Phase.FILL, Kind.COLD, VLLM, [8.0] * 4, 0)
     add(made, Phase.FILL, Kind.COLD, KVIST, [8.0] * 4, 0)
     assert verdicts(made)[2].met is None
-    assert "too few rounds" in page(made, "x.json")
+    assert "too few rounds" in page((made, "x.json"), None)
 
 
 def test_costs_are_times_with_a_cache_over_times_without(run: Result) -> None:
@@ -132,11 +133,11 @@ def test_a_result_of_another_schema_is_refused(run: Result, tmp_path: Path) -> N
 def test_the_terminal_and_the_page_show_the_same_ratios(run: Result) -> None:
     out = io.StringIO()
     print_result(run, Console(file=out, width=200))
-    for text in (out.getvalue(), page(run, "bench/results/x.json")):
+    for text in (out.getvalue(), page((run, "bench/results/x.json"), None)):
         assert "40× (40–400, 5 rounds)" in text
         assert "1.25× (1.25–1.25, 5 rounds)" in text
         assert "NOT met" in text
-    assert "`bench/results/x.json`" in page(run, "bench/results/x.json")
+    assert "`bench/results/x.json`" in page((run, "bench/results/x.json"), None)
 
 
 def test_a_kept_result_is_shown_without_running_anything(
@@ -154,7 +155,9 @@ def test_the_page_in_the_docs_shows_the_kept_result() -> None:
     if not (root / FULL_FILE).exists():
         pytest.skip("no result is kept")
     shown = (root / "docs" / "benchmarks.md").read_text()
-    assert shown == page(samples.read(root / FULL_FILE), str(FULL_FILE)), (
+    store = FULL_FILE.with_name(STORE_FILE)
+    kept = (store_samples.read(root / store), str(store)) if (root / store).exists() else None
+    assert shown == page((samples.read(root / FULL_FILE), str(FULL_FILE)), kept), (
         f"run `python -m kvist.bench --show {FULL_FILE} --page docs/benchmarks.md`"
     )
 

@@ -120,12 +120,15 @@ inline u64 hash_to_240(const u8* in, std::size_t n) {
   return avalanche(acc);
 }
 
-// Adds `count` stripes at `in` to the lanes, stripe i with the secret at `secret + 8 i`; copies
-// them to `out` where Copy.
-template <bool Copy>
+// What becomes of the bytes that are hashed: nothing, a copy, or a copy that is written past the
+// caches (`out` is then aligned to 64 bytes), which saves reading every line before it is written.
+enum class Copying { kNone, kStore, kStream };
+
+// Adds `count` stripes at `in` to the lanes, stripe i with the secret at `secret + 8 i`.
+template <Copying How>
 void stripes_plain(u64* lanes, const u8* in, u8* out, std::size_t count, const u8* secret) {
   for (std::size_t n = 0; n < count; ++n, in += kStripeBytes, secret += 8) {
-    if (Copy) {
+    if (How != Copying::kNone) {
       std::memcpy(out, in, kStripeBytes);
       out += kStripeBytes;
     }
@@ -139,7 +142,7 @@ void stripes_plain(u64* lanes, const u8* in, u8* out, std::size_t count, const u
 }
 
 #ifdef KVIST_X86
-template <bool Copy>
+template <Copying How>
 __attribute__((target("avx2"))) void stripes_avx2(u64* lanes, const u8* in, u8* out,
                                                   std::size_t count, const u8* secret) {
   __m256i acc[2];
@@ -147,28 +150,29 @@ __attribute__((target("avx2"))) void stripes_avx2(u64* lanes, const u8* in, u8* 
   for (std::size_t n = 0; n < count; ++n, in += kStripeBytes, secret += 8) {
     for (int i = 0; i < 2; ++i) {
       const __m256i value = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in) + i);
-      if (Copy) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + i, value);
+      __m256i* const there = reinterpret_cast<__m256i*>(out) + i;
+      if (How == Copying::kStore) _mm256_storeu_si256(there, value);
+      if (How == Copying::kStream) _mm256_stream_si256(there, value);
       const __m256i key = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(secret) + i);
       const __m256i keyed = _mm256_xor_si256(value, key);
       const __m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
       const __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
       acc[i] = _mm256_add_epi64(acc[i], _mm256_add_epi64(product, swapped));
     }
-    if (Copy) out += kStripeBytes;
+    if (How != Copying::kNone) out += kStripeBytes;
   }
   std::memcpy(lanes, acc, 64);
 }
 
-template <bool Copy>
+template <Copying How>
 __attribute__((target("avx512f"))) void stripes_avx512(u64* lanes, const u8* in, u8* out,
                                                        std::size_t count, const u8* secret) {
   __m512i acc = _mm512_loadu_si512(lanes);
   for (std::size_t n = 0; n < count; ++n, in += kStripeBytes, secret += 8) {
     const __m512i value = _mm512_loadu_si512(in);
-    if (Copy) {
-      _mm512_storeu_si512(out, value);
-      out += kStripeBytes;
-    }
+    if (How == Copying::kStore) _mm512_storeu_si512(out, value);
+    if (How == Copying::kStream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), value);
+    if (How != Copying::kNone) out += kStripeBytes;
     const __m512i keyed = _mm512_xor_si512(value, _mm512_loadu_si512(secret));
     const __m512i product = _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
     const __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
@@ -181,12 +185,12 @@ __attribute__((target("avx512f"))) void stripes_avx512(u64* lanes, const u8* in,
 using Stripes = void (*)(u64*, const u8*, u8*, std::size_t, const u8*);
 
 // The variants that this machine can run, the fastest last.
-template <bool Copy>
+template <Copying How>
 std::vector<Stripes> stripe_variants() {
-  std::vector<Stripes> out{stripes_plain<Copy>};
+  std::vector<Stripes> out{stripes_plain<How>};
 #ifdef KVIST_X86
-  if (__builtin_cpu_supports("avx2")) out.push_back(stripes_avx2<Copy>);
-  if (__builtin_cpu_supports("avx512f")) out.push_back(stripes_avx512<Copy>);
+  if (__builtin_cpu_supports("avx2")) out.push_back(stripes_avx2<How>);
+  if (__builtin_cpu_supports("avx512f")) out.push_back(stripes_avx512<How>);
 #endif
   return out;
 }
@@ -198,32 +202,87 @@ inline void scramble(u64* lanes) {
   }
 }
 
-template <bool Copy>
-u64 hash_long(Stripes stripes, const u8* in, u8* out, std::size_t n) {
-  alignas(64) u64 lanes[8] = {kP32_3, kP1, kP2, kP3, kP4, kP32_2, kP5, kP32_1};
-  const std::size_t blocks = (n - 1) / kBlockBytes;
-  for (std::size_t b = 0; b < blocks; ++b) {
-    const std::size_t at = b * kBlockBytes;
-    stripes(lanes, in + at, Copy ? out + at : out, kStripesPerBlock, kSecret);
-    scramble(lanes);
-  }
-  const std::size_t at = blocks * kBlockBytes;
-  stripes(lanes, in + at, Copy ? out + at : out, (n - 1 - at) / kStripeBytes, kSecret);
-  const std::size_t last = n - kStripeBytes;
-  stripes(lanes, in + last, Copy ? out + last : out, 1, kSecret + kSecretBytes - 64 - 7);
-  u64 h = n * kP1;
-  for (int i = 0; i < 4; ++i) {
-    const u8* s = kSecret + 11 + 16 * i;
-    h += multiply_fold(lanes[2 * i] ^ read64(s), lanes[2 * i + 1] ^ read64(s + 8));
-  }
-  return avalanche(h);
+template <Copying How>
+Stripes best_stripes() {
+  static const Stripes stripes = stripe_variants<How>().back();
+  return stripes;
 }
+
+inline bool can_stream(const u8* out) { return reinterpret_cast<std::uintptr_t>(out) % 64 == 0; }
+
+// Makes stores that went past the caches visible to whoever is told of them next.
+inline void end_streams() {
+#ifdef KVIST_X86
+  _mm_sfence();
+#endif
+}
+
+// XXH3-64 of more than 240 bytes that are met from the first to the last, but need not be there yet
+// when it begins. `data` is where all of them stand when `finish` is called.
+class Running {
+ public:
+  Running(const u8* data, std::size_t bytes, Stripes stripes = best_stripes<Copying::kNone>())
+      : data_(data), bytes_(bytes), stripes_(stripes) {}
+
+  // How many bytes were hashed: a multiple of a block.
+  std::size_t position() const { return hashed_; }
+
+  // Hashes what it can of the first `filled` bytes, which are there.
+  void advance(std::size_t filled) {
+    while (hashed_ + kBlockBytes <= filled && hashed_ + kBlockBytes < bytes_) {
+      block(stripes_, data_ + hashed_, nullptr);
+    }
+  }
+
+  // Copies the `n` bytes at `position()` from `in` to `out` and hashes what it can of them;
+  // `data` is to be one of both. The rest of them is copied, not hashed.
+  void copy(Stripes stripes, u8* out, const u8* in, std::size_t n) {
+    std::size_t done = 0;
+    for (; done + kBlockBytes <= n && hashed_ + kBlockBytes < bytes_; done += kBlockBytes) {
+      block(stripes, in + done, out + done);
+    }
+    std::memcpy(out + done, in + done, n - done);
+  }
+
+  // All bytes are there.
+  u64 finish() {
+    advance(bytes_);
+    stripes_(lanes_, data_ + hashed_, nullptr, (bytes_ - 1 - hashed_) / kStripeBytes, kSecret);
+    stripes_(lanes_, data_ + bytes_ - kStripeBytes, nullptr, 1,
+             kSecret + kSecretBytes - kStripeBytes - 7);
+    u64 h = bytes_ * kP1;
+    for (int i = 0; i < 4; ++i) {
+      const u8* s = kSecret + 11 + 16 * i;
+      h += multiply_fold(lanes_[2 * i] ^ read64(s), lanes_[2 * i + 1] ^ read64(s + 8));
+    }
+    return avalanche(h);
+  }
+
+ private:
+  void block(Stripes stripes, const u8* in, u8* out) {
+    stripes(lanes_, in, out, kStripesPerBlock, kSecret);
+    scramble(lanes_);
+    hashed_ += kBlockBytes;
+  }
+
+  const u8* data_;
+  std::size_t bytes_;
+  Stripes stripes_;
+  std::size_t hashed_ = 0;
+  alignas(64) u64 lanes_[8] = {kP32_3, kP1, kP2, kP3, kP4, kP32_2, kP5, kP32_1};
+};
 
 inline u64 checksum(const u8* in, std::size_t n) {
   if (n <= 16) return hash_to_16(in, n);
   if (n <= 240) return hash_to_240(in, n);
-  static const Stripes stripes = stripe_variants<false>().back();
-  return hash_long<false>(stripes, in, nullptr, n);
+  return Running(in, n).finish();
+}
+
+// `in` and `out` must not overlap; more than 240 bytes.
+inline u64 copy_checksum_with(Stripes stripes, u8* out, const u8* in, std::size_t n) {
+  Running hash(in, n);
+  hash.copy(stripes, out, in, n);
+  return hash.finish();
 }
 
 // `in` and `out` must not overlap.
@@ -232,8 +291,10 @@ inline u64 copy_checksum(u8* out, const u8* in, std::size_t n) {
     if (n != 0) std::memcpy(out, in, n);
     return checksum(in, n);
   }
-  static const Stripes stripes = stripe_variants<true>().back();
-  return hash_long<true>(stripes, in, out, n);
+  if (!can_stream(out)) return copy_checksum_with(best_stripes<Copying::kStore>(), out, in, n);
+  const u64 sum = copy_checksum_with(best_stripes<Copying::kStream>(), out, in, n);
+  end_streams();
+  return sum;
 }
 
 }  // namespace kvist::xxh3

@@ -57,16 +57,23 @@ std::uint64_t copy_checksum(nb::handle dst, nb::handle src) {
 // What each variant of the hot loop makes of data and of a copy of it; for parity tests.
 std::vector<std::uint64_t> checksum_variants(nb::handle data) {
   const View view(data);
-  std::vector<u8> copy(view.bytes());
+  std::vector<u8> copy(view.bytes() + 64);
   std::vector<std::uint64_t> out;
   if (view.bytes() <= 240) return out;
-  for (const auto stripes : kvist::xxh3::stripe_variants<false>()) {
-    out.push_back(kvist::xxh3::hash_long<false>(stripes, view.data(), nullptr, view.bytes()));
+  using kvist::xxh3::Copying;
+  for (const auto stripes : kvist::xxh3::stripe_variants<Copying::kNone>()) {
+    out.push_back(kvist::xxh3::Running(view.data(), view.bytes(), stripes).finish());
   }
-  for (const auto stripes : kvist::xxh3::stripe_variants<true>()) {
-    std::fill(copy.begin(), copy.end(), u8{0});
-    kvist::xxh3::hash_long<true>(stripes, view.data(), copy.data(), view.bytes());
-    out.push_back(kvist::xxh3::checksum(copy.data(), copy.size()));
+  for (const bool stream : {false, true}) {
+    // Streams need an aligned place.
+    u8* const place = copy.data() + (64 - reinterpret_cast<std::uintptr_t>(copy.data()) % 64) % 64;
+    for (const auto stripes : stream ? kvist::xxh3::stripe_variants<Copying::kStream>()
+                                     : kvist::xxh3::stripe_variants<Copying::kStore>()) {
+      std::fill(copy.begin(), copy.end(), u8{0});
+      kvist::xxh3::copy_checksum_with(stripes, place, view.data(), view.bytes());
+      kvist::xxh3::end_streams();
+      out.push_back(kvist::xxh3::checksum(place, view.bytes()));
+    }
   }
   return out;
 }
@@ -167,8 +174,9 @@ template <typename T, std::size_t Dims>
 using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 
 // Validity inside the map is PageMap's promise; what memory safety rests on is checked again.
-void move_pages(nb::handle direction, Array<std::uint64_t, 1> slots, Array<std::int64_t, 2> pages,
-                nb::handle page_map, std::int64_t threads) {
+void move(nb::handle direction, const Array<std::uint64_t, 1>& slots,
+          const Array<std::int64_t, 2>& pages, nb::handle page_map, std::int64_t threads,
+          std::vector<std::uint64_t>* sums) {
   const auto layers = nb::cast<Array<std::uint64_t, 1>>(page_map.attr("layers"), false);
   const auto tables = nb::cast<Array<std::uint32_t, 2>>(page_map.attr("tables"), false);
   const auto offsets = nb::cast<Array<std::int64_t, 2>>(page_map.attr("head_offsets"), false);
@@ -180,7 +188,7 @@ void move_pages(nb::handle direction, Array<std::uint64_t, 1> slots, Array<std::
   kvist::pages::Map map{
       layers.data(), layers.shape(0), nb::cast<std::int64_t>(page_map.attr("page_stride_bytes")),
       tables.data(), tables.shape(0), tables.shape(1), offsets.data(), offsets.shape(1),
-      size("unit_bytes"), size("block_heads"), size("first_head")};
+      size("unit_bytes"), size("block_heads"), size("first_head"), size("page_tokens")};
   if (offsets.shape(0) != map.kinds || map.units == 0 || map.unit_bytes == 0 ||
       map.first_head + map.heads > map.block_heads) {
     throw nb::value_error("the page map contradicts itself");
@@ -195,7 +203,23 @@ void move_pages(nb::handle direction, Array<std::uint64_t, 1> slots, Array<std::
   if (way != "gather" && way != "scatter") throw nb::value_error("no such direction");
   const kvist::pages::Job job{way == "gather", slots.data(), ids, slots.shape(0), pages.shape(1)};
   nb::gil_scoped_release unlocked;
-  kvist::pages::move(map, job, static_cast<std::size_t>(std::min(threads, kMaxThreads)));
+  if (sums != nullptr) sums->resize(job.blocks);
+  kvist::pages::move(map, job, static_cast<std::size_t>(std::min(threads, kMaxThreads)),
+                     sums != nullptr ? sums->data() : nullptr);
+}
+
+void move_pages(nb::handle direction, Array<std::uint64_t, 1> slots, Array<std::int64_t, 2> pages,
+                nb::handle page_map, std::int64_t threads) {
+  move(direction, slots, pages, page_map, threads, nullptr);
+}
+
+std::vector<std::uint64_t> move_pages_checksum(nb::handle direction,
+                                               Array<std::uint64_t, 1> slots,
+                                               Array<std::int64_t, 2> pages, nb::handle page_map,
+                                               std::int64_t threads) {
+  std::vector<std::uint64_t> sums;
+  move(direction, slots, pages, page_map, threads, &sums);
+  return sums;
 }
 
 }  // namespace
@@ -209,6 +233,9 @@ NB_MODULE(_core, m) {
         nb::arg("extras").none() = nb::none());
   m.def("move_pages", &move_pages, nb::arg("direction"), nb::arg("slots").noconvert(),
         nb::arg("pages").noconvert(), nb::arg("page_map"), nb::arg("threads") = 1);
+  m.def("move_pages_checksum", &move_pages_checksum, nb::arg("direction"),
+        nb::arg("slots").noconvert(), nb::arg("pages").noconvert(), nb::arg("page_map"),
+        nb::arg("threads") = 1);
   nb::set_leak_warnings(false);  // a tier that was abandoned is alive at exit, and that is fine
   bind_io(m);
   bind_table(m);

@@ -1,0 +1,125 @@
+"""Mooncake Store with its segment in this process: its own memcpy path, the fastest that it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found]
+from obey import forget, load_blocks, obey, prove  # type: ignore[import-not-found]
+
+_BATCH = 32
+_UP_S = 30.0
+_POLL_S = 0.05
+_STOP_S = 10.0
+_LOOPBACK = "127.0.0.1"
+_FORCED = (True,)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind((_LOOPBACK, 0))
+    ports = [int(s.getsockname()[1]) for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Peer:
+    """A master process of our own and one client that is also the storage node."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        if settings["medium"] == "disk":
+            raise RuntimeError("its disk tier needs a cluster with a storage root; not driven here")
+        self.source, self.target = load_blocks(settings)
+        self.count, self.block_bytes = settings["count"], settings["block_bytes"]
+        rpc, http, metrics = _free_ports(3)
+        command = [os.path.join(os.path.dirname(sys.executable), "mooncake_master")]
+        command += [f"-rpc_port={rpc}", f"-rpc_address={_LOOPBACK}"]
+        command += [f"-metrics_port={metrics}", f"-metrics_host={_LOOPBACK}"]
+        command += ["-enable_http_metadata_server=true"]
+        command += [f"-http_metadata_server_host={_LOOPBACK}"]
+        command += [f"-http_metadata_server_port={http}"]
+        with (Path(settings["folder"]) / "master.log").open("wb") as log:
+            self.master = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            self._wait_for([rpc, http])
+            self.client = MooncakeDistributedStore()
+            total = self.count * self.block_bytes
+            answer = self.client.setup(
+                _LOOPBACK,
+                f"http://{_LOOPBACK}:{http}/metadata",
+                3 * total,
+                total,
+                "tcp",
+                "",
+                f"{_LOOPBACK}:{rpc}",
+            )
+            for memory in (self.source, self.target):
+                answer = answer or self.client.register_buffer(memory.ctypes.data, memory.nbytes)
+            if answer:
+                raise RuntimeError(f"setup failed with {answer}")
+        except RuntimeError:
+            self._end_master()
+            raise
+
+    def _wait_for(self, ports: list[int]) -> None:
+        give_up = time.monotonic() + _UP_S
+        for port in ports:
+            while True:
+                try:
+                    socket.create_connection((_LOOPBACK, port), 0.5).close()
+                    break
+                except OSError:
+                    if time.monotonic() > give_up or self.master.poll() is not None:
+                        raise RuntimeError("mooncake_master did not come up") from None
+                    threading.Event().wait(_POLL_S)
+
+    def write(self, round_number: int) -> float:
+        """Puts batches from registered memory."""
+        self.client.remove_all(*_FORCED)
+        began = time.perf_counter()
+        self._all(self.client.batch_put_from, self.source, round_number, 0)
+        return time.perf_counter() - began
+
+    def read(self, round_number: int) -> float:
+        """Gets batches into registered memory."""
+        forget(self.target)
+        began = time.perf_counter()
+        self._all(self.client.batch_get_into, self.target, round_number, self.block_bytes)
+        took_s = time.perf_counter() - began
+        prove(self.source, self.target)
+        return took_s
+
+    def _all(self, call: Any, memory: Any, round_number: int, wanted: int) -> None:
+        for first in range(0, self.count, _BATCH):
+            run = range(first, min(first + _BATCH, self.count))
+            keys = [f"{round_number}-{i}" for i in run]
+            places = [memory[i].ctypes.data for i in run]
+            answers = call(keys, places, [self.block_bytes] * len(run))
+            if any(answer != wanted for answer in answers):
+                raise RuntimeError(f"a batch was answered with {sorted(set(answers))[:3]}")
+
+    def close(self) -> None:
+        """Ends the client, then the master."""
+        self.client.close()
+        self._end_master()
+
+    def _end_master(self) -> None:
+        self.master.terminate()
+        try:
+            self.master.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.master.kill()
+            self.master.wait(_STOP_S)
+
+
+if __name__ == "__main__":
+    obey(Peer)
