@@ -3,6 +3,8 @@
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
+# Two at a time: an engine's start is one long import, and two engines fit in memory.
+PYTEST := $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 NATIVE := $(shell find src/kvist/native -name '*.cpp' -o -name '*.hpp' 2>/dev/null)
 
 help:  ## list the targets
@@ -18,10 +20,10 @@ demo: setup  ## show on this machine what Kvist saves
 	@.venv/bin/kvist demo
 
 test: setup  ## run every test that needs no GPU
-	@$(PY) -m pytest -q -m "not gpu"
+	@$(PYTEST) -m "not gpu"
 
 test-fast: setup  ## run the tests that need no engine and are quick
-	@$(PY) -m pytest -q -m "not gpu and not engines and not slow"
+	@$(PYTEST) -m "not gpu and not engines and not slow"
 
 coverage: setup  ## branch coverage of what decides and stores; below 90 % is a failure
 	@$(PY) -m pytest -q -m "not gpu and not engines and not slow" \

@@ -202,6 +202,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         flow_prompt_tokens=512,
         flow_output_tokens=32,
         seed=args.seed,
+        flow_starts=1 if args.quick else 3,
     )
 
 

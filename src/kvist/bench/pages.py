@@ -18,13 +18,15 @@ _NOTE = "<!-- Written by `python -m kvist.bench --page` from the file that is na
 _METHOD = """
 One machine, one run, real vLLM engines side by side as separate processes; only one computes at any
 time, and whatever is compared was measured in the same round. Times are those of one request for
-one token. The prompts are random tokens, so no two share anything. "After an engine restart" means
-that the engine process which computed the prompt has ended and a new one was started; as in life,
-the kernel may still have the files in its page cache. The rows after it are of a second restart,
-before which the kernel was made to drop them, so that the blocks come from the disk (the times of
+one token. The prompts are random tokens, so no two share anything. Every round restarts every
+engine: the processes which computed the prompts have ended and new ones were started. While its
+engine starts, Kvist brings the blocks that were in its DRAM back from the disk; as in life, the
+kernel may still have files in its page cache. The rows "from the disk" are of one more restart, at
+which nothing was brought ahead and the kernel was made to drop the files' pages (the times of
 recomputing and of a prefix hit are then of minutes before). The ratio is of the medians; in
-brackets are the least and the greatest ratio of a single round. Absolute times are those of a small
-model on this machine and are given only for context: what Kvist saves grows with the model.
+brackets are the least and the greatest ratio of a single round. Two processes of one and the same
+engine differ in speed; "one start of it ÷ all" says by how much here. Absolute times are those of a
+small model on this machine and are given only for context: what Kvist saves grows with the model.
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Participant:
         has_memory: the cache's memory, which ends with the engine, is a place of its own.
         folder: files of the cache.
         python: the interpreter, if not ours.
+        disk_knobs: what makes the cache read its files only when a request asks for them.
     """
 
     name: str
@@ -37,6 +38,14 @@ class Participant:
     has_memory: bool = False
     folder: Path | None = None
     python: Path | None = None
+    disk_knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    def from_disk(self) -> Participant:
+        """The same with `disk_knobs`."""
+        if self.cache is None or not self.disk_knobs:
+            return self
+        knobs = {**self.cache["kv_connector_extra_config"], **self.disk_knobs}
+        return replace(self, cache={**self.cache, "kv_connector_extra_config": knobs})
 
 
 def vllm_alone() -> Participant:
@@ -57,6 +66,7 @@ def vllm_with_kvist(work: Path) -> Participant:
         cache=_cache("KvistConnector", KVIST, knobs, kv_load_failure_policy="recompute"),
         has_memory=True,
         folder=folder,
+        disk_knobs={"store.dram.restore": 0.0},
     )
 
 

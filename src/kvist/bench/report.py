@@ -19,8 +19,8 @@ ENOUGH_ROUNDS = 5
 TITLES: Mapping[tuple[str, Kind], str] = {
     (VLLM, Kind.COLD): "recompute (vLLM alone)",
     (VLLM, Kind.REPEAT): "vLLM's own prefix hit, in memory",
-    (KVIST, Kind.RESTART): "Kvist after an engine restart, from its files",
-    (KVIST, Kind.DISK): "... none of them in the kernel's page cache",
+    (KVIST, Kind.RESTART): "Kvist after an engine restart",
+    (KVIST, Kind.DISK): "... from the disk: nothing brought to DRAM at the start",
     (KVIST, Kind.MEMORY): "Kvist from DRAM",
     (KVIST, Kind.REPEAT): "prefix hit in the engine with Kvist",
     (OFFLOADING, Kind.RESTART): "vLLM OffloadingConnector after an engine restart, from its files",
@@ -127,26 +127,37 @@ def costs(result: Result) -> list[Cost]:
             if found is not None:
                 label = f"first token of a new {tokens}-token prompt, {title} saving"
                 out.append(Cost(label, median(times.values()), found))
-    flow = _flow(result)
-    if flow is not None:
-        out.append(flow)
-    return out
+    return out + [cost for cost in (_flow(result), _flow_control(result)) if cost is not None]
 
 
 def _flow(result: Result) -> Cost | None:
     wanted = result.settings
-
-    def times_s(name: str) -> dict[int, float]:
-        return result.times_s(Phase.FLOW, Kind.FLOW, name, wanted.flow_prompt_tokens)
-
-    found = ratio(times_s(KVIST), times_s(VLLM))
+    found = ratio(_flow_times_s(result, KVIST), _flow_times_s(result, VLLM))
     if found is None:
         return None
     title = (
         f"{wanted.flow_prompts} new prompts of {wanted.flow_prompt_tokens} tokens with "
         f"{wanted.flow_output_tokens} answered, Kvist saving"
     )
-    return Cost(title, median(times_s(KVIST).values()), found)
+    return Cost(title, median(_flow_times_s(result, KVIST).values()), found)
+
+
+def _flow_times_s(result: Result, name: str) -> dict[int, float]:
+    return result.times_s(Phase.FLOW, Kind.FLOW, name, result.settings.flow_prompt_tokens)
+
+
+def _flow_control(result: Result) -> Cost | None:
+    """The engine alone against itself: medians of single processes ÷ the median of all."""
+    times_s = _flow_times_s(result, VLLM)
+    starts: dict[int, list[float]] = {}
+    for number, took_s in times_s.items():
+        starts.setdefault(number // result.settings.rounds, []).append(took_s)
+    if len(starts) < 2:
+        return None
+    middle = median(times_s.values())
+    each = [median(start) / middle for start in starts.values()]
+    title = "the same batches, vLLM alone: one start of it ÷ all"
+    return Cost(title, middle, Ratio(median(each), min(each), max(each), len(each)))
 
 
 def verdicts(result: Result) -> list[Verdict]:

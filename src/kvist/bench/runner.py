@@ -1,13 +1,15 @@
 """Runs the benchmark: the same prompts through engines that live side by side.
 
-1. FILL: every engine computes prompts that nobody has seen, in turn; caches save them.
-2. FLOW: the engine alone and the one with Kvist serve batches that nobody has seen, in turn.
-3. The engines with a cache are stopped, and new engine processes start on what the old ones left.
-4. REUSE: in every round the engine alone computes a new prompt and repeats it (recompute, and its
-   own prefix cache), and every cache gets the prompt of FILL: after the restart, again (own prefix
-   cache), and again with an empty prefix cache (the cache's memory).
-5. DISK: engines that keep files are restarted once more, the kernel is made to drop the files'
-   pages from memory as a reboot would, and the prompts of FILL are asked for again.
+1. FLOW: the engine alone and the one with Kvist serve batches that nobody has seen, in turn; then
+   both are started anew and do it again: two processes of the very same engine differ in speed.
+2. FILL: every engine computes prompts that nobody has seen, in turn; caches save them.
+3. REUSE: in every round all engines are stopped and new processes start on what the old ones left.
+   The engine alone computes a new prompt and repeats it (recompute, and its own prefix cache), and
+   every cache gets the prompt of FILL: after the restart, again (own prefix cache), and again with
+   an empty prefix cache (the cache's memory).
+4. DISK: engines that keep files are restarted once more, with nothing brought to memory ahead, the
+   kernel is made to drop the files' pages as a reboot would, and the prompts of FILL are asked for
+   again.
 
 Only one engine computes at any time, and whatever is compared was measured in the same round. An
 engine that fails is left out from then on; the reason is kept.
@@ -109,22 +111,21 @@ class Runner:
             each += 2 + sum(3 if p.has_memory else 2 for p in self._of(self._caches))
         if DISK in self._parts:
             each += len(self._keep_files())
-        flow = 2 * (wanted.rounds + 1) if FLOW in self._parts else 0
+        flow = 2 * wanted.flow_starts * (wanted.rounds + 1) if FLOW in self._parts else 0
         return each * wanted.rounds * len(wanted.lengths_tokens) + flow
 
     def run(self) -> None:
         """Runs the parts asked for. Whatever happens, no engine is left behind."""
         try:
-            self._open(list(self._participants))
-            if self._fills():
-                self._fill()
             if FLOW in self._parts:
                 self._flow()
+            if self._fills():
+                self._open(list(self._participants))
+                self._fill()
             if REUSE in self._parts:
-                self._restart(self._caches)
                 self._reuse()
             if DISK in self._parts:
-                self._restart(self._keep_files(), drop_pages=True)
+                self._restart(self._keep_files(), from_disk=True)
                 self._disk()
         finally:
             self._close(list(self._engines), gently=False)
@@ -152,20 +153,27 @@ class Runner:
 
     def _flow(self) -> None:
         wanted = self._result.settings
-        self._screen.say("serving batches in which nothing is reused")
-        for number in range(-1, wanted.rounds):  # the first one warms up
-            prompts = [
-                prompt(wanted.flow_prompt_tokens, wanted.seed, "flow", number, i)
-                for i in range(wanted.flow_prompts)
-            ]
-            for name in alternating([VLLM, KVIST], number):
-                self._screen.step(f"batch of {len(prompts)}, {name}")
-                answer = self._ask(name, prompts, wanted.flow_output_tokens)
-                if answer is not None and number >= 0:
-                    tokens = wanted.flow_prompt_tokens
-                    self._keep(Phase.FLOW, Kind.FLOW, name, number, tokens, answer)
+        for start in range(wanted.flow_starts):
+            self._open(alternating([VLLM, KVIST], start))
+            self._screen.say("serving batches in which nothing is reused")
+            for number in range(-1, wanted.rounds):  # the first one warms up
+                self._flow_round(start, number)
+            self._close(list(self._engines), gently=True)
 
-    def _restart(self, names: Sequence[str], *, drop_pages: bool = False) -> None:
+    def _flow_round(self, start: int, number: int) -> None:
+        wanted = self._result.settings
+        prompts = [
+            prompt(wanted.flow_prompt_tokens, wanted.seed, "flow", start, number, i)
+            for i in range(wanted.flow_prompts)
+        ]
+        for name in alternating([VLLM, KVIST], number):
+            self._screen.step(f"batch of {len(prompts)}, {name}")
+            answer = self._ask(name, prompts, wanted.flow_output_tokens)
+            if answer is not None and number >= 0:
+                tokens, place = wanted.flow_prompt_tokens, start * wanted.rounds + number
+                self._keep(Phase.FLOW, Kind.FLOW, name, place, tokens, answer)
+
+    def _restart(self, names: Sequence[str], *, from_disk: bool = False) -> None:
         alive = [name for name in names if name in self._engines]
         self._screen.say(f"stopping engines: {', '.join(alive)}")
         for name in alive:
@@ -173,23 +181,29 @@ class Runner:
         alive = [name for name in alive if name in self._engines]  # one may have failed now
         self._close(alive, gently=True)
         for participant in self._of(alive):
-            if drop_pages and participant.folder is not None:
+            if from_disk and participant.folder is not None:
                 drop_from_page_cache(participant.folder)
-        self._open(alive)
+        self._open(alive, from_disk=from_disk)
 
     def _reuse(self) -> None:
-        self._screen.say("asking for the saved prompts, and for new ones")
-        for tokens, number in self._rounds():
-            fresh = prompt(tokens, self._result.settings.seed, "fresh", tokens, number)
-            self._once(Phase.REUSE, Kind.COLD, VLLM, number, fresh)
-            self._once(Phase.REUSE, Kind.REPEAT, VLLM, number, fresh)
-            for participant in self._of(alternating(self._caches, number)):
-                name, saved = participant.name, self._saved(tokens, number)
-                self._once(Phase.REUSE, Kind.RESTART, name, number, saved)
-                self._once(Phase.REUSE, Kind.REPEAT, name, number, saved)
-                if participant.has_memory:
-                    self._guarded(name, lambda e: e.forget())
-                    self._once(Phase.REUSE, Kind.MEMORY, name, number, saved)
+        wanted = self._result.settings
+        for number in range(wanted.rounds):
+            self._restart(list(self._participants))
+            self._screen.say("asking for the saved prompts, and for new ones")
+            for tokens in wanted.lengths_tokens:
+                self._reuse_round(tokens, number)
+
+    def _reuse_round(self, tokens: int, number: int) -> None:
+        fresh = prompt(tokens, self._result.settings.seed, "fresh", tokens, number)
+        self._once(Phase.REUSE, Kind.COLD, VLLM, number, fresh)
+        self._once(Phase.REUSE, Kind.REPEAT, VLLM, number, fresh)
+        for participant in self._of(alternating(self._caches, number)):
+            name, saved = participant.name, self._saved(tokens, number)
+            self._once(Phase.REUSE, Kind.RESTART, name, number, saved)
+            self._once(Phase.REUSE, Kind.REPEAT, name, number, saved)
+            if participant.has_memory:
+                self._guarded(name, lambda e: e.forget())
+                self._once(Phase.REUSE, Kind.MEMORY, name, number, saved)
 
     def _disk(self) -> None:
         self._screen.say("asking for the saved prompts, from the disk")
@@ -253,11 +267,13 @@ class Runner:
 
     # -- engines ----------------------------------------------------------------------------
 
-    def _open(self, names: Sequence[str]) -> None:
+    def _open(self, names: Sequence[str], *, from_disk: bool = False) -> None:
+        names = [name for name in names if name not in self._result.absent]
         self._screen.say(f"starting engines: {', '.join(names)}")
         self._starts += 1
         for participant in self._of(names):
-            self._engines[participant.name] = self._start(participant)
+            chosen = participant.from_disk() if from_disk else participant
+            self._engines[participant.name] = self._start(chosen)
         for name in names:
             self._guarded(name, lambda e: e.wait_ready())
             warm = prompt(_WARM_TOKENS, "warm", name, self._starts)

@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flow_prompt_tokens: int
     flow_output_tokens: int
     seed: int
+    flow_starts: int = 1  # processes of each engine that serve batches, one after the other
 
 
 class Result(msgspec.Struct, forbid_unknown_fields=True):

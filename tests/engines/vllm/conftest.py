@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -38,9 +40,17 @@ def start_engine(
 
 @pytest.fixture(scope="session")
 def reference(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Tokens of an engine without Kvist and without a prefix cache: asked once, then ended."""
-    from vllm_engine import VllmEngine, make_reference
+    """Tokens of an engine without Kvist and without a prefix cache: asked once in a run."""
+    from vllm_engine import Reference, VllmEngine, make_reference
 
-    log = tmp_path_factory.mktemp("reference") / "log"
-    with VllmEngine(smollm2_folder, log, enable_prefix_caching=False) as engine:
-        return make_reference(engine)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of the workers' own folders
+    saved = shared / "vllm_reference.json"
+    with (shared / "vllm_reference.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests' own timeout ends a wait that is too long
+        if not saved.exists():
+            log = tmp_path_factory.mktemp("reference") / "log"
+            with VllmEngine(smollm2_folder, log, enable_prefix_caching=False) as engine:
+                make_reference(engine).save(saved)
+    return Reference.load(saved)

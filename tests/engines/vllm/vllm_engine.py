@@ -22,6 +22,9 @@ START_S = 420.0  # 25 s on a quiet machine
 REPLY_S = 240.0
 QUIT_S = 60.0
 MAX_MODEL_TOKENS = 1024
+# Tests that run side by side bind their engines to different cores.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+CORE = str(_WORKER % (os.cpu_count() or 1))
 
 _BASE: dict[str, Any] = {
     "dtype": "float32",
@@ -80,7 +83,7 @@ def kvist(
 class VllmEngine:
     """A running engine in a session of its own; leaving the context ends all its processes."""
 
-    def __init__(self, model: Path, log: Path, *, cores: str = "0", **arguments: Any) -> None:
+    def __init__(self, model: Path, log: Path, *, cores: str = CORE, **arguments: Any) -> None:
         spec = {"model": str(model), **_BASE, **arguments}
         env = {**os.environ, **_ENV, "VLLM_CPU_OMP_THREADS_BIND": cores, "PYTHONPATH": str(HERE)}
         self._log = log
@@ -264,6 +267,17 @@ class Reference:
 
     def __init__(self, known: Mapping[tuple[tuple[int, ...], int], list[int]]) -> None:
         self._known = dict(known)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What `save` wrote."""
+        items = json.loads(path.read_text())
+        return cls({(tuple(prompt), count): tokens for prompt, count, tokens in items})
+
+    def save(self, path: Path) -> None:
+        """Writes it for another process of the same run."""
+        items = [[prompt, count, tokens] for (prompt, count), tokens in self._known.items()]
+        path.write_text(json.dumps(items))
 
     def of(self, prompts: Sequence[Sequence[int]], max_tokens: int = 6) -> list[list[int]]:
         """The right tokens of each prompt."""

@@ -11,9 +11,9 @@ from kvist.bench.samples import Kind, Machine, Phase, Result, Sample, Settings
 LENGTH = 1032
 
 
-def result(rounds: int = 5, lengths: Sequence[int] = (LENGTH,)) -> Result:
+def result(rounds: int = 5, lengths: Sequence[int] = (LENGTH,), flow_starts: int = 1) -> Result:
     machine = Machine("cpu", 2, 2**34, "6.1", "3.11", {"kvist": "0"}, "abc", 0.1)
-    settings = Settings(rounds, list(lengths), "m", "bfloat16", "0", 2, 512, 4, 1)
+    settings = Settings(rounds, list(lengths), "m", "bfloat16", "0", 2, 512, 4, 1, flow_starts)
     return Result("2026-01-01", machine, settings, complete=True)
 
 

@@ -97,6 +97,15 @@ def test_costs_are_times_with_a_cache_over_times_without(run: Result) -> None:
     assert flow.ratio.value == pytest.approx(1.05)
 
 
+def test_the_engine_alone_is_compared_with_itself_where_it_was_started_more_than_once() -> None:
+    made = result(rounds=2, flow_starts=2)
+    add(made, Phase.FLOW, Kind.FLOW, VLLM, [8.0, 8.0, 12.0, 12.0], 0)
+    add(made, Phase.FLOW, Kind.FLOW, KVIST, [10.0] * 4, 0)
+    with_kvist, alone = costs(made)
+    assert with_kvist.ratio.value == pytest.approx(1.0)
+    assert (alone.ratio.low, alone.ratio.high) == pytest.approx((0.8, 1.2))
+
+
 def test_too_few_rounds_a_busy_machine_and_an_interruption_are_said() -> None:
     made = result(rounds=3)
     made.complete = False

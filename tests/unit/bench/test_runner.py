@@ -18,7 +18,7 @@ from kvist.bench.participants import (
     vllm_with_offloading,
 )
 from kvist.bench.prompts import alternating, prompt
-from kvist.bench.runner import FLOW, PARTS, REUSE, SAVING, Runner, drop_from_page_cache
+from kvist.bench.runner import DISK, FLOW, PARTS, REUSE, SAVING, Runner, drop_from_page_cache
 from kvist.bench.samples import Kind, Phase, Result
 
 
@@ -37,8 +37,14 @@ class Steps:
 class Bench:
     """A runner over fake engines, and what they did."""
 
-    def __init__(self, tmp_path: Path, parts: Sequence[str] = PARTS, rounds: int = 2) -> None:
-        self.result: Result = result(rounds)
+    def __init__(
+        self,
+        tmp_path: Path,
+        parts: Sequence[str] = PARTS,
+        rounds: int = 2,
+        flow_starts: int = 1,
+    ) -> None:
+        self.result: Result = result(rounds, flow_starts=flow_starts)
         self.screen = Steps()
         self.log: list[str] = []
         self.engines: list[FakeEngine] = []
@@ -80,15 +86,32 @@ def test_a_run_measures_every_kind_in_every_round_and_as_many_steps_as_announced
     assert bench.screen.count == bench.runner.steps()
 
 
-def test_caches_are_restarted_between_saving_and_reuse_and_the_engine_alone_is_not(
-    tmp_path: Path,
-) -> None:
-    bench = Bench(tmp_path)
+def test_every_round_of_reuse_restarts_every_engine(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [REUSE, DISK])
     bench.runner.run()
-    ends = [(e.participant.name, e.ended) for e in bench.engines]
-    assert ends[:3] == [(VLLM, "killed"), (KVIST, "stopped"), (OFFLOADING, "stopped")]
-    assert ends[3:5] == [(KVIST, "stopped"), (OFFLOADING, "stopped")]
-    assert ends[5:] == [(KVIST, "killed"), (OFFLOADING, "killed")]
+    everyone = [VLLM, KVIST, OFFLOADING]
+    names = [e.participant.name for e in bench.engines]
+    assert names == [*everyone, *everyone, *everyone, KVIST, OFFLOADING]  # fill, 2 rounds, disk
+    ends = [e.ended for e in bench.engines]
+    assert ends[:6] == ["stopped"] * 6
+    assert set(ends[-2:]) == {"killed"}
+
+
+def test_batches_are_served_by_several_processes_in_turn(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [FLOW], flow_starts=3)
+    bench.runner.run()
+    names = [e.participant.name for e in bench.engines]
+    assert names == [VLLM, KVIST, KVIST, VLLM, VLLM, KVIST]
+    assert sorted(bench.result.times_s(Phase.FLOW, Kind.FLOW, KVIST, 512)) == list(range(6))
+    assert bench.screen.count == bench.runner.steps()
+
+
+def test_the_disk_is_read_by_engines_that_bring_nothing_to_dram_ahead(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [DISK])
+    bench.runner.run()
+    kvist = [e.participant for e in bench.engines if e.participant.name == KVIST]
+    knobs = [dict(p.cache or {})["kv_connector_extra_config"] for p in kvist]
+    assert [k.get("store.dram.restore") for k in knobs] == [None, 0.0]
 
 
 def test_the_order_of_engines_turns_around_in_every_round(tmp_path: Path) -> None:
@@ -122,7 +145,7 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -
 
 
 def test_an_engine_that_fails_before_the_restart_is_not_started_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, [SAVING, REUSE])
     bench.tires = KVIST
     bench.runner.run()
     assert "asleep" in bench.result.absent[KVIST]
@@ -131,7 +154,7 @@ def test_an_engine_that_fails_before_the_restart_is_not_started_again(tmp_path: 
 
 
 def test_an_interrupt_ends_every_engine_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, [SAVING, REUSE])
 
     def interrupt(text: str) -> None:
         bench.screen.count += 1
