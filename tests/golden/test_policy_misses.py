@@ -1,12 +1,11 @@
 """Exact miss counts: of every policy on generated and public traces, and against libcachesim.
 
-The counts lie in `policies/*.json`. `KVIST_WRITE_GOLDEN=1` writes them anew; libcachesim's are
-written only where it is installed, and never from our own policies.
+The counts lie in `policies/*.json`. `KVIST_WRITE_GOLDEN=1` writes them anew. Those of libcachesim
+are its own, never ours: only writing them needs `pip install libcachesim` (0.3.5).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -16,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from kvist.core.hints import Finish
 from kvist.core.keys import Key
 from kvist.policy import Arc, EvictionPolicy, Fifo, Lru, Sieve
-from kvist.policy.protocol import Finish
 from kvist.sim.contenders import NAMES, contender
 from kvist.sim.formats import read_trace
 from kvist.sim.replay import count_misses, replay
@@ -101,8 +100,10 @@ def test_misses_on_public_traces_are_exact(path: str, name: str) -> None:
 
 @cache
 def _accesses(kind: str) -> tuple[int, ...]:
-    """Object numbers: few popular ones, or a scan mixed with random accesses."""
+    """Object numbers: few popular ones, a heavy tail, or a scan mixed with random accesses."""
     rng = random.Random(kind)
+    if kind == "pareto":
+        return tuple(int(rng.paretovariate(0.6)) % 2000 + 1 for _ in range(20_000))
     if kind == "zipf":
         ranks = range(1, 3001)
         return tuple(rng.choices(ranks, weights=[1 / rank**0.9 for rank in ranks], k=20_000))
@@ -128,7 +129,7 @@ def _ours(name: str, accesses: tuple[int, ...], capacity_blocks: int) -> int:
     return count_misses(keys, PARITY[name](capacity_blocks), capacity_blocks)
 
 
-@pytest.mark.parametrize("kind", ["zipf", "scan"])
+@pytest.mark.parametrize("kind", ["zipf", "scan", "pareto"])
 @pytest.mark.parametrize("name", sorted(PARITY))
 def test_misses_in_block_mode_equal_the_ones_that_libcachesim_counted(name: str, kind: str) -> None:
     accesses = _accesses(kind)
@@ -140,27 +141,23 @@ def test_misses_in_block_mode_equal_the_ones_that_libcachesim_counted(name: str,
     assert [_ours(name, accesses, c) for c in BLOCK_CAPACITIES] == golden[f"{kind} {name}"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libcachesim") is None, reason="libcachesim is not installed"
-)
-@pytest.mark.parametrize("name", sorted(PARITY))
-def test_misses_in_block_mode_equal_libcachesim_live(name: str) -> None:
-    rng = random.Random(name)
-    accesses = tuple(int(rng.paretovariate(0.6)) % 2000 + 1 for _ in range(10_000))
-    for capacity in (7, 100):
-        assert _ours(name, accesses, capacity) == _theirs(name, accesses, capacity)
-
-
 @pytest.mark.slow
-def test_value_reaches_its_targets_on_the_conversation_trace() -> None:
-    path = TRACES / "mooncake" / "conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no {path}; set KVIST_TRACES")
-    trace = read_trace(path)
-    for share, target, most_written in ((0.01, 0.104, 0.5), (0.03, 0.181, 0.5), (0.1, 0.294, 1.0)):
+@pytest.mark.parametrize(
+    ("path", "targets"),
+    [
+        ("mooncake/conversation_trace.jsonl", (0.104, 0.181, 0.294)),
+        ("unified/weka_agentic_200s_b512.jsonl.gz", (0.16, 0.39, 0.82)),
+    ],
+)
+def test_value_reaches_its_targets(path: str, targets: tuple[float, ...]) -> None:
+    if not (TRACES / path).exists():
+        pytest.skip(f"no {path} below {TRACES}; set KVIST_TRACES")
+    trace = read_trace(TRACES / path)
+    for share, target in zip((0.01, 0.03, 0.1), targets, strict=True):
         capacity = int(trace.unique_blocks * share)
         result = replay(trace, contender("value", trace, capacity), capacity)
         plain = replay(trace, contender("leaf-lru", trace, capacity), capacity)
         assert result.block_hit_ratio >= target
         assert result.block_hit_ratio >= plain.block_hit_ratio - 0.005
-        assert result.blocks_written <= most_written * plain.blocks_written
+        if share < 0.1:
+            assert result.blocks_written <= 0.5 * plain.blocks_written

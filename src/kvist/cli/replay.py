@@ -28,8 +28,8 @@ def add_parser(subparsers: Any) -> None:
         "replay",
         summary="replay a trace against eviction policies",
         details="A block is a hit only if every earlier block of its request is one. Reads "
-        "Mooncake, Bailian, RAGPulse, LMCache agent, AIBrix and LLMServingSim JSON lines, Azure "
-        "and BurstGPT CSV, plain or .gz.",
+        "Mooncake, Bailian, RAGPulse, LMCache agent, AIBrix and LLMServingSim JSON lines, Azure, "
+        "BurstGPT and Vidur CSV, plain or .gz.",
         example="kvist replay trace.jsonl --policy value,leaf-lru,belady --capacity 1%,3%,10%",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
+from kvist.core.hints import Hints
 from kvist.core.keys import Key
-from kvist.policy.protocol import Hints
 
 _NEVER = 1 << 60
 _SWEEP_SLACK = 64

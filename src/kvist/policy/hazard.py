@@ -8,7 +8,8 @@ hazard at each age, and from that the Gittins index
 
 in uses per block-second: what a block of age a brings if it is kept until the best moment to give
 up. Ages lie in buckets that grow by a quarter. A class with little evidence leans on the curve of
-all classes, and old evidence fades.
+all classes, and old evidence fades. Cohorts of waiting blocks whose ages share a bucket are merged
+when there are many of them.
 
 Source: Kaplan and Meier 1958 for the hazard; Gittins 1979, Aalto et al. 2009 for the index.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +28,39 @@ _FIRST_AGE_S = 0.5  # what comes sooner does not matter: a request itself takes 
 _GROWTH = 1.26
 _SCALE = 1.0 / math.log(_GROWTH)
 _PRIOR_USES = 20.0
-_MOST_PERIODS = 256
+_MOST_COHORTS = 96
+_FEWEST_USES = 0.01  # expected of a new block in all its life
+_ENOUGH_BLOCKS = 4000.0  # new ones seen before that is believed
+NOT_WORTH_WRITING = -1.0  # the value of a new block then
 
 _Array = npt.NDArray[np.float64]
 _edges = _FIRST_AGE_S * _GROWTH ** np.arange(AGES)
 _widths_s: _Array = np.diff(np.concatenate([[0.0], _edges]))
-_later = np.triu(np.ones((AGES, AGES), dtype=np.bool_))
+# Added to a time held, it rules out giving up before now.
+_never: _Array = np.where(np.triu(np.ones((AGES, AGES), dtype=np.bool_)), 0.0, np.inf)
 
 
 def age_bucket(age_s: float) -> int:
     """Which of the `AGES` buckets an age falls into."""
     if age_s < _FIRST_AGE_S:
         return 0
-    return min(AGES - 1, 1 + int(math.log(age_s / _FIRST_AGE_S) * _SCALE))
+    bucket = 1 + int(math.log(age_s / _FIRST_AGE_S) * _SCALE)
+    return bucket if bucket < AGES else AGES - 1
+
+
+#: Where each bucket ends, a little late: by then `age_bucket` surely gives the next one.
+BUCKET_ENDS_S: tuple[float, ...] = (*(float(e) * (1 + 1e-12) for e in _edges[:-1]), math.inf)
+
+
+class Cohort:
+    """Blocks used in the same stretch of time that wait for a next use, counted by class."""
+
+    __slots__ = ("began_s", "into", "waiting")
+
+    def __init__(self, began_s: float, classes: int) -> None:
+        self.began_s = began_s
+        self.into: Cohort | None = None  # the one it was merged into
+        self.waiting = [0.0] * classes
 
 
 class HazardTable:
@@ -47,45 +69,82 @@ class HazardTable:
     The owner adds to the lists itself, as it does so for every use of a block.
     """
 
-    def __init__(self, classes: int, now_s: float) -> None:
+    def __init__(self, classes: int, now_s: float, fresh: Collection[int] = ()) -> None:
+        """An empty table.
+
+        Args:
+            classes: how many there are.
+            now_s: no block was used before.
+            fresh: the classes of blocks that were never used before, which may be not worth a
+                write.
+        """
+        self._fresh = frozenset(fresh)
         self.ended = [[0.0] * AGES for _ in range(classes)]  # next uses, by class and age
-        self.waiting: _Periods = {0: [0.0] * classes}  # without a next use, by period and class
-        self.period = 0  # of uses that happen now
         self.values = [[0.0] * AGES for _ in range(classes)]  # uses per block-second
+        self.cohort = Cohort(now_s, classes)  # of uses that happen now
+        self._cohorts = [self.cohort]  # those that were not merged, the oldest first
         self._known: set[int] = set()  # classes that were ever used
-        self._began_s = {0: now_s}  # by period
+        self._began_s = now_s
+
+    def ended_wait(self, cohort: Cohort, cls: int, age_s: float, blocks: int) -> None:
+        """Counts `blocks` of `cls`, used last in `cohort`, that are used again at `age_s`."""
+        self.ended[cls][age_bucket(age_s)] += blocks
+        while cohort.into is not None:
+            cohort = cohort.into
+        cohort.waiting[cls] -= blocks
 
     def fade(self, factor: float) -> None:
         """Makes the uses seen so far count less."""
-        for ages in self.ended:
-            ages[:] = [n * factor for n in ages]
+        for cls in self._known:
+            self.ended[cls][:] = [n * factor for n in self.ended[cls]]
 
     def refresh(self, now_s: float) -> None:
-        """Computes the values anew and begins a period; the oldest beyond the limit is dropped."""
-        self._known.update(c for c, n in enumerate(self.waiting[self.period]) if n)
+        """Computes the values anew and begins a cohort."""
+        self._known.update(c for c, n in enumerate(self.cohort.waiting) if n)
+        buckets = [age_bucket(now_s - cohort.began_s) for cohort in self._cohorts]
         if known := sorted(self._known):
+            ages = 1 + age_bucket(now_s - self._began_s)  # nothing is older
             of_known = operator.itemgetter(*known, known[0])  # a tuple also of one
-            ended = np.array(of_known(self.ended)[:-1])
-            counts = np.array([of_known(counts)[:-1] for counts in self.waiting.values()])
-            waiting = np.zeros((AGES, len(known)))
-            buckets = [age_bucket(now_s - self._began_s[period]) for period in self.waiting]
+            ended = np.array([row[:ages] for row in of_known(self.ended)[:-1]])
+            counts = np.array([of_known(cohort.waiting)[:-1] for cohort in self._cohorts])
+            waiting = np.zeros((ages, len(known)))
             np.add.at(waiting, buckets, counts)
-            values = _gittins(*_hazards(ended, waiting.T))
-            for cls, values_of_class in zip(known, values, strict=True):
-                self.values[cls] = values_of_class.tolist()
-        self.period += 1
-        self.waiting[self.period] = [0.0] * len(self.ended)
-        self._began_s[self.period] = now_s
-        if len(self.waiting) > _MOST_PERIODS:
-            oldest = next(iter(self.waiting))
-            del self.waiting[oldest], self._began_s[oldest]
+            uses, held_s = _hazards(ended, waiting.T)
+            values = _gittins(uses, held_s)
+            fresh = np.array([cls in self._fresh for cls in known])
+            blocks = (ended.sum(axis=1) + waiting.sum(axis=0)) * fresh
+            expected = float(blocks @ uses.sum(axis=1))
+            if blocks.sum() > _ENOUGH_BLOCKS and expected < _FEWEST_USES * blocks.sum():
+                values[fresh, 0] = NOT_WORTH_WRITING
+            for cls, values_of_class in zip(known, values.tolist(), strict=True):
+                self.values[cls][:ages] = values_of_class
+        if len(self._cohorts) >= _MOST_COHORTS:
+            self._merge(buckets)
+        self.cohort = Cohort(now_s, len(self.ended))
+        self._cohorts.append(self.cohort)
 
-
-_Periods = dict[int, list[float]]
+    def _merge(self, buckets: list[int]) -> None:
+        """Merges cohorts whose ages share a bucket, the oldest first, until half are left."""
+        kept: list[Cohort] = []
+        spare = len(self._cohorts) - _MOST_COHORTS // 2
+        last = -1
+        for cohort, bucket in zip(self._cohorts, buckets, strict=True):
+            if bucket != last or spare <= 0:
+                kept.append(cohort)
+                last = bucket
+                continue
+            spare -= 1
+            into = cohort.into = kept[-1]
+            ours, theirs = sum(into.waiting), sum(cohort.waiting)
+            share = theirs / (ours + theirs) if ours + theirs else 0.5
+            into.began_s += share * (cohort.began_s - into.began_s)
+            into.waiting = list(map(operator.add, into.waiting, cohort.waiting))
+            cohort.waiting = []
+        self._cohorts = kept
 
 
 def _hazards(ended: _Array, waiting: _Array) -> tuple[_Array, _Array]:
-    """Expected uses and time held in each bucket, of a block from age 0; all (classes, AGES)."""
+    """Expected uses and time held in each bucket, of a block from age 0; all (classes, ages)."""
     left = ended + waiting
     at_risk = np.cumsum(left[:, ::-1], axis=1)[:, ::-1] - left / 2
     pooled_at_risk = at_risk.sum(axis=0)
@@ -97,14 +156,17 @@ def _hazards(ended: _Array, waiting: _Array) -> tuple[_Array, _Array]:
     survives = np.cumprod(1.0 - hazard, axis=1)
     reaches = np.concatenate([np.ones((len(ended), 1)), survives[:, :-1]], axis=1)
     uses = reaches * hazard
-    return uses, (reaches - uses / 2) * _widths_s
+    return uses, (reaches - uses / 2) * _widths_s[: ended.shape[1]]
 
 
 def _gittins(uses: _Array, held_s: _Array) -> _Array:
-    """Values of shape (classes, AGES); rows of the quotient: age now, columns: when to give up."""
+    """Values of shape (classes, ages); rows of the quotient: age now, columns: when to give up."""
+    ages = uses.shape[1]
     gained, held = np.cumsum(uses, axis=1), np.cumsum(held_s, axis=1)
-    rise = gained[:, None, :] - (gained - uses)[:, :, None]
+    ratio = gained[:, None, :] - (gained - uses)[:, :, None]
     run = held[:, None, :] - (held - held_s)[:, :, None]
-    ratio = np.where(_later, rise / np.where(_later, np.maximum(run, 1e-12), 1.0), 0.0)
+    np.maximum(run, 1e-12, out=run)
+    run += _never[:ages, :ages]
+    ratio /= run
     values: _Array = ratio.max(axis=2)
     return values

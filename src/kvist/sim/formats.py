@@ -23,7 +23,7 @@ _LENGTHS_BLOCK_TOKENS = 512
 _BYTES_PER_TOKEN = 4
 _KNOWN = (
     "known are Mooncake, Bailian, RAGPulse, LMCache agent, AIBrix and LLMServingSim JSON lines, "
-    "Azure and BurstGPT CSV"
+    "Azure, BurstGPT and Vidur CSV"
 )
 
 # RAGPulse's parts in the order of the prompt: name of the file, of its id, of the trace's list.
@@ -105,6 +105,7 @@ def read_trace(path: Path, progress: Progress | None = None) -> Trace:
     for time, tokens, out in (
         ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
         ("Timestamp", "Request tokens", "Response tokens"),
+        ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
     ):
         if {time, tokens, out} <= set(columns):
             at = (columns.index(time), columns.index(tokens), columns.index(out))

@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 
 from kvist.core.errors import FormatError
+from kvist.core.hints import Finish
 from kvist.core.keys import Key
-from kvist.policy.protocol import Finish
 
 _USUAL_BLOCK_TOKENS = (512, 256, 128, 64, 32, 16, 1024)
 _SAMPLE = 200  # requests from which the block size is told

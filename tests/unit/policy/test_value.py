@@ -2,9 +2,10 @@
 
 import random
 
+from kvist.core.hints import Hints
 from kvist.policy import AdmitAll, ByValue, SecondSight, Value
 from kvist.policy.hazard import AGES, HazardTable, age_bucket
-from kvist.policy.protocol import Hints
+from kvist.policy.weights import Weigh, weight_bucket, weight_of
 from kvist.testing.policy_suite import key
 
 
@@ -32,10 +33,10 @@ def test_value_evicts_children_before_parents() -> None:
     assert list(policy.victims()) == [key(n) for n in (4, 3, 2, 1, 0)]
 
 
-def _taught(clock: _Clock) -> Value:
+def _taught(clock: _Clock, weigh: Weigh | None = None) -> Value:
     """A policy that saw: blocks 0..9 come back every minute, all others never."""
-    policy = Value(clock)
-    for minute in range(60):
+    policy = Value(clock, weigh=weigh)
+    for minute in range(220):
         clock.now_s = 60.0 * minute
         policy.begin(Hints())
         for n in range(10):
@@ -52,10 +53,22 @@ def test_value_prefers_what_came_back_to_what_never_did() -> None:
     assert set(order[-10:]) == {key(n) for n in range(10)}
 
 
+def test_value_evicts_what_is_cheap_to_recompute_first() -> None:
+    dear = {key(n) for n in range(0, 10, 2)}
+    policy = _taught(_Clock(), lambda name: 8.0 if name in dear else 1.0)
+    assert set(list(policy.victims())[-5:]) == dear
+
+
+def test_weights_are_rounded_by_less_than_a_tenth() -> None:
+    for weight in (1e-6, 0.3, 1.0, 7.7, 1e6):
+        assert abs(weight_of(weight_bucket(weight)) / weight - 1) < 0.1
+    assert weight_of(weight_bucket(0.0)) < 1e-9
+
+
 def test_value_refuses_a_new_block_that_is_worth_less_than_all_others() -> None:
     clock = _Clock()
     policy = _taught(clock)
-    for n in range(600):
+    for n in range(2200):
         policy.remove(key(1000 + n))
     assert sorted(policy.victims()) == [key(n) for n in range(10)]
     policy.remove(key(3))
@@ -109,7 +122,7 @@ def test_age_buckets_rise_and_end() -> None:
 
 def test_hazard_rises_before_the_age_at_which_uses_come() -> None:
     table = HazardTable(1, 0.0)
-    table.waiting[0][0] = 10.0
+    table.cohort.waiting[0] = 10.0
     table.ended[0][age_bucket(60.0)] = 90.0
     table.refresh(600.0)
     values = table.values[0]
@@ -120,16 +133,24 @@ def test_hazard_rises_before_the_age_at_which_uses_come() -> None:
 def test_hazard_of_a_rare_class_leans_on_all_classes() -> None:
     table = HazardTable(2, 0.0)
     table.ended[0][5] = 1000.0
-    table.waiting[0] = [1000.0, 1.0]
+    table.cohort.waiting[:] = [1000.0, 1.0]
     table.refresh(600.0)
     assert table.values[1][0] > table.values[0][0] / 2
 
 
-def test_hazard_drops_the_oldest_periods() -> None:
+def test_hazard_merges_cohorts_and_still_counts_their_ends() -> None:
     table = HazardTable(1, 0.0)
-    for n in range(2000):
+    cohorts = []
+    for n in range(1000):
+        cohorts.append(table.cohort)
+        table.cohort.waiting[0] = 2.0
         table.refresh(float(n))
-    assert len(table.waiting) < 300
+    assert len(table._cohorts) < 200
+    for n, cohort in enumerate(cohorts):
+        table.ended_wait(cohort, 0, 1000.0 - n, 2)
+    assert all(cohort.waiting == [0.0] for cohort in table._cohorts)
+    began = [cohort.began_s for cohort in table._cohorts]
+    assert began == sorted(began)
 
 
 def test_second_sight_admits_what_it_remembers() -> None:

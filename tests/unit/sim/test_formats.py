@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvist.core.errors import FormatError
-from kvist.policy.protocol import Finish
+from kvist.core.hints import Finish
 from kvist.sim.formats import read_trace
 
 MOONCAKE = {"timestamp": 1500, "input_length": 1000, "output_length": 9, "hash_ids": [1, 2]}
@@ -76,6 +76,9 @@ def test_lengths_alone_make_new_blocks(tmp_path: Path) -> None:
     header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
     burst = _file(tmp_path, header, "5,ChatGPT,472,18,490,Conversation log", name="b.csv")
     assert read_trace(burst).requests[0].output_tokens == 18
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    vidur = _file(tmp_path, header, "4.314579,396,109", name="v.csv")
+    assert read_trace(vidur).requests[0].input_tokens == 396
 
 
 def test_ragpulse_components_become_chained_blocks(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The rules of the replay, on traces small enough to count by hand."""
 
+import gc
+
 import pytest
 
-from kvist.policy.protocol import Finish
+from kvist.core.hints import Finish
 from kvist.sim.contenders import NAMES, contender
 from kvist.sim.replay import prefill_flops, replay
 from kvist.sim.traces import Request, Trace
@@ -84,3 +86,9 @@ def test_a_partial_block_counts_only_its_tokens() -> None:
 
 def test_later_tokens_cost_more() -> None:
     assert prefill_flops(2000) > 2 * prefill_flops(1000)
+
+
+def test_replay_leaves_the_collector_as_it_was() -> None:
+    assert gc.isenabled()
+    _run("value", 3, "abc", "abd")
+    assert gc.isenabled()
