@@ -38,8 +38,8 @@ SAVING, FLOW, REUSE, DISK = "saving", "flow", "reuse", "disk"
 PARTS = (SAVING, FLOW, REUSE, DISK)
 
 _WARM_TOKENS = 600
-_REST_S = 0.2
-_REST_LONGEST_S = 1.2  # after a prompt that fills the engine; saves of shorter ones end sooner
+_REST_S = 1.0
+_REST_LONGEST_S = 2.0  # after a prompt that fills the engine; saves of shorter ones end sooner
 _REST_BEFORE_STOP_S = 2.0
 
 
@@ -225,6 +225,8 @@ class Runner:
     ) -> bool:
         """Time to the first token of one prompt; false if the engine is not there."""
         self._screen.step(f"{len(tokens)} tokens, round {number + 1}: {name}, {kind.value}")
+        if kind is not Kind.COLD:  # a long computation leaves a machine slow for a moment
+            self._guarded(name, lambda e: e.rest(_REST_S))
         answer = self._ask(name, [tokens], 1)
         if answer is None:
             return False
