@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from kvist.core.events import Cleared, Removed
 from kvist.core.keys import Key
@@ -32,7 +33,7 @@ def evict(desk: Desk, link: LowerLink | None, keys: Iterable[Key]) -> int:
         if dropped:
             desk.outbox.put(Removed(tuple(dropped), Tier.DRAM))
     if below and link is not None:
-        link.tier.remove(below)
+        link.demand("remove", partial(link.tier.remove, below))
         desk.outbox.put(Removed(tuple(below), link.name))
     desk.outbox.drain()
     return len({*dropped, *below})
@@ -47,9 +48,9 @@ def clear(desk: Desk, link: LowerLink | None) -> None:
     if link is None:
         return
     if isinstance(link.tier, Clearable):
-        link.tier.clear()
+        link.demand("clear", link.tier.clear)
     else:
-        link.tier.remove(dropped)
+        link.demand("remove", partial(link.tier.remove, dropped))
 
 
 def set_pinned(desk: Desk, keys: Iterable[Key], *, pinned: bool) -> int:

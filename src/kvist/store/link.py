@@ -7,12 +7,13 @@ hung medium costs one deadline and then nothing.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from threading import Thread
 from typing import Protocol, runtime_checkable
 
-from kvist.core.errors import KvistError, TierFullError
+from kvist.core.errors import KvistError, TierFullError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Tier
 from kvist.store.breaker import Breaker, BreakerState
@@ -135,19 +136,34 @@ class LowerLink:
         Raises:
             TierError: the tier failed to close.
         """
+        self._in_time(self.tier.close, timeout_s)
+
+    def demand(self, what: str, call: Callable[[], None]) -> None:
+        """Does what a caller waits for, but no longer than `stuck_s`. Without the store's lock.
+
+        Raises:
+            TierError: the tier failed, or (`TierTimeout`) has not come back yet.
+        """
+        if not self._in_time(call, self._stuck_s):
+            late = f"{self.name.value}: {what} has not come back within {self._stuck_s:g} s"
+            raise TierTimeout(errno.ETIMEDOUT, late)
+
+    def _in_time(self, call: Callable[[], None], timeout_s: float) -> bool:
+        """Whether `call` has returned within the time; raises what it raises."""
         errors: list[KvistError | OSError] = []
 
-        def close() -> None:
+        def run() -> None:
             try:
-                self.tier.close()
+                call()
             except (KvistError, OSError) as error:
                 errors.append(error)
 
-        closer = Thread(target=close, name="kvist-close", daemon=True)
-        closer.start()
-        closer.join(timeout_s)
+        runner = Thread(target=run, name="kvist-below", daemon=True)
+        runner.start()
+        runner.join(timeout_s)
         for error in errors:
             raise error
+        return not runner.is_alive()
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Removes blocks that were cleared while they were on their way down; best effort."""

@@ -121,9 +121,10 @@ class WriteBack:
         table = self._desk.table
         entry.busy = False
         detached = entry.detached
-        if failure is None or self._link.tier.contains(entry.key):
+        below = self._link.tier.contains(entry.key)  # a later one may have pushed it out already
+        if failure is None or below:
             table.counters.flushed += 1
-            if not detached:
+            if below and not detached:
                 table.outbox.put(Stored((entry.key,), entry.parent, self._link.name))
             table.cleaned(entry)
         else:

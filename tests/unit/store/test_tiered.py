@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvist.core.errors import NoSpaceError
-from kvist.core.events import Cleared, KvEvent, Removed
+from kvist.core.errors import NoSpaceError, TierError
+from kvist.core.events import Cleared, KvEvent, Removed, Stored
 from kvist.core.outcome import Match, Outcome, Tier
 from kvist.store import TieredStore
 from kvist.store.writeback import BATCH_BLOCKS
@@ -344,3 +344,35 @@ def test_blocks_read_in_another_order_never_become_each_others_parents(
     assert store.room_blocks() == 4
     put(store, [10, 11, 12, 13])
     store.check_integrity()
+
+
+def test_forgetting_on_a_hung_tier_ends_in_time_and_says_so(
+    make_store: MakeStore, tier: DictTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(stuck_s=0.05)
+    put(store, [0, 1])
+    assert store.flush(WAIT_S)
+    monkeypatch.setattr(tier, "remove", lambda keys: tier.open.wait(WAIT_S))
+    tier.open.clear()
+    with pytest.raises(TierError, match="remove has not come back within"):
+        store.evict([key(0)])
+    with pytest.raises(TierError, match="has not come back"):
+        store.clear()
+    assert store.list(9, Tier.DRAM) == []
+    tier.open.set()
+
+
+def test_a_block_that_was_pushed_out_by_its_own_batch_is_not_announced_below(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    told: list[KvEvent] = []
+    tier.most_blocks = 2
+    store = make_store(blocks=8, events=told.append)
+    tier.open.clear()
+    put(store, [0])  # under way: the others go in one batch
+    assert tier.hanging.acquire(timeout=WAIT_S)
+    put(store, range(1, 6))
+    tier.open.set()
+    assert store.flush(WAIT_S)
+    below = {e.keys[0] for e in told if isinstance(e, Stored) and e.tier is Tier.SSD}
+    assert {key(4), key(5)} <= below <= {key(0), key(4), key(5)}

@@ -225,7 +225,10 @@ class KvistConnector(KVConnectorBase_V1):
 
     def reset_cache(self) -> bool | None:
         """Forgets every stored block (`/reset_prefix_cache?reset_external=true`)."""
-        self._guard("reset", self._store.clear, None)
+        return self._guard("reset", self._clear, default=False)
+
+    def _clear(self) -> bool:
+        self._store.clear()
         return True
 
     # -- both -------------------------------------------------------------------------------
