@@ -72,6 +72,7 @@ class CpuMover:
         first, tensors = ordered_layers(caches)
         heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
         self._arena, self._layout, self._threads = arena, facts.layout, threads
+        self.used_bytes = 0  # how far into the arena copies have gone
         self.first_layer = first
         self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
         self._map = page_map(
@@ -88,6 +89,7 @@ class CpuMover:
         direction = Direction.GATHER if kind is JobKind.SAVE else Direction.SCATTER
         if not job.slots:
             return 0
+        self.used_bytes = max(self.used_bytes, max(job.slots) + self._layout.block_bytes)
         base = self._arena.address + self._layout.head_offset_bytes(self.first_layer, 0, 0)
         slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(base)
         pages = np.asarray(job.pages, dtype=np.int64)

@@ -40,10 +40,11 @@ def worker_side(
         arena: ArenaMap = Arena.attach(
             locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes
         )
-        Warmer(arena, lambda: 0).start()
         if on_cpu:
-            return CpuMover(arena, caches, facts, rank, region, threads)
-        return TorchMover(arena, caches, facts, rank)
+            mover = CpuMover(arena, caches, facts, rank, region, threads)
+            Warmer(arena, lambda: mover.used_bytes).start()
+            return mover
+        return TorchMover(arena, caches, facts, rank)  # maps the whole arena for the device
 
     fence = no_fence if on_cpu else _device_fence
     return WorkerSide(make_mover, fence, cpus=cpus, early_loads=on_cpu)
