@@ -112,7 +112,7 @@ class _Write(_Lease):
     def present(self, i: int) -> bool:
         return self._present[i]
 
-    def commit(self, i: int) -> bool:
+    def commit(self, i: int, *, checksum: int | None = None) -> bool:
         self._store.blocks.setdefault(self._keys[i], self._buffers[i])
         return True
 

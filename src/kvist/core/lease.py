@@ -81,8 +81,10 @@ class WriteLease(Lease, Protocol):
         """Whether block i was in the store already (or is being written by someone else)."""
         ...
 
-    def commit(self, i: int) -> bool:
+    def commit(self, i: int, *, checksum: int | None = None) -> bool:
         """Makes block i visible. False if another writer was first: then this one is dropped.
+
+        `checksum` is that of the block's bytes, if the writer took it in the pass of its copy.
 
         Raises:
             LeaseError: block i has no slot in this lease or was committed before.

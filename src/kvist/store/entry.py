@@ -66,6 +66,7 @@ class Entry:
     tenant: str = ""
     prefetched: bool = False
     refused: bool = False
+    checksum: int | None = None  # of the bytes, as their writer took it
 
     @property
     def resident(self) -> bool:

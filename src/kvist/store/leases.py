@@ -195,8 +195,10 @@ class TieredWriteLease:
         view = self._desk.table.view(entry)
         return view if entry.state is State.WRITING else view.toreadonly()
 
-    def commit(self, i: int) -> bool:
+    def commit(self, i: int, *, checksum: int | None = None) -> bool:
         """Makes block i visible. False if another writer was first: then this one is dropped.
+
+        `checksum` goes down with the block; without it, it is taken when the block goes down.
 
         Raises:
             LeaseError: block i has no slot in this lease or was committed before.
@@ -211,6 +213,7 @@ class TieredWriteLease:
                 desk.table.fail(entry)
                 desk.table.counters.write_lost += 1
                 return False
+            entry.checksum = checksum
             desk.table.admit(entry, self._state_for(entry))
             desk.table.counters.committed += 1
             desk.write_work.notify()

@@ -67,7 +67,7 @@ class NullLease:
         """
         raise LeaseError("a null lease holds no bytes")
 
-    def commit(self, i: int) -> bool:
+    def commit(self, i: int, *, checksum: int | None = None) -> bool:
         """Raises:
         LeaseError: always.
         """

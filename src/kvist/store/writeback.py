@@ -50,7 +50,9 @@ class WriteBack:
                     return
                 if not batch:
                     continue
-                payloads = [Payload(e.key, e.parent, desk.table.view(e)) for e in batch]
+                payloads = [
+                    Payload(e.key, e.parent, desk.table.view(e), checksum=e.checksum) for e in batch
+                ]
             self._put(batch, payloads)
             del payloads
             desk.outbox.drain()

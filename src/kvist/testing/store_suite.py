@@ -52,6 +52,7 @@ class DictTier:
 
     def __init__(self) -> None:
         self.blocks: dict[Key, bytes] = {}
+        self.checksums: dict[Key, int | None] = {}
         self.puts: list[tuple[Key, ...]] = []
         self.reads: list[Key] = []
         self.broken = False
@@ -78,6 +79,7 @@ class DictTier:
             if self.full:
                 raise TierFullError("put: full")
             self.blocks.setdefault(payload.key, bytes(payload.data))
+            self.checksums[payload.key] = payload.checksum
         gone = list(self.blocks)[: max(0, len(self.blocks) - self.most_blocks)]
         for key in gone:
             del self.blocks[key]

@@ -16,7 +16,8 @@ from kvist.core.outcome import Outcome
 class Payload:
     """One block on its way down: its identity and its encoded bytes (valid during the call).
 
-    `codec` names what `data` was encoded with, `raw_bytes` is the size of the decoded block; by
+    `checksum` is that of `data`, if its writer took it. `codec` names what `data` was encoded with,
+    `raw_bytes` is the size of the decoded block; by
     default the bytes are the block itself.
     """
 
@@ -25,6 +26,7 @@ class Payload:
     data: memoryview
     codec: str = RAW_CODEC
     raw_bytes: int | None = None
+    checksum: int | None = None
 
     @property
     def decoded_bytes(self) -> int:

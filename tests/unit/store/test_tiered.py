@@ -376,3 +376,16 @@ def test_a_block_that_was_pushed_out_by_its_own_batch_is_not_announced_below(
     assert store.flush(WAIT_S)
     below = {e.keys[0] for e in told if isinstance(e, Stored) and e.tier is Tier.SSD}
     assert {key(4), key(5)} <= below <= {key(0), key(4), key(5)}
+
+
+def test_a_checksum_that_the_writer_took_goes_down_with_its_block(
+    make_store: MakeStore, tier: DictTier
+) -> None:
+    store = make_store()
+    with store.write([ref(0), ref(1)]) as lease:
+        for i in range(2):
+            lease.buffer(i)[:] = content(key(i))
+        lease.commit(0, checksum=77)
+        lease.commit(1)
+    assert store.flush(WAIT_S)
+    assert tier.checksums == {key(0): 77, key(1): None}

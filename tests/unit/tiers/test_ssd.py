@@ -12,6 +12,7 @@ import pytest
 
 from kvist.core.errors import ClosedError, ConfigError, TierBusyError, TierError, TierFullError
 from kvist.core.outcome import Outcome
+from kvist.native import checksum
 from kvist.testing.tier_suite import BLOCK_BYTES, read_block, suite_block, suite_key, suite_payload
 from kvist.tiers.protocol import Payload
 from kvist.tiers.ssd import FsyncMode, MissCause, SegmentState, SsdTier, scan_directory
@@ -269,3 +270,15 @@ def test_number_of_segments_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         assert read_block(tier, i) == suite_block(i)
         tier.close()
     assert len(segments(tmp_path)) <= 5
+
+
+def test_a_checksum_taken_before_is_the_one_that_reads_are_proven_by(tmp_path: Path) -> None:
+    """So what changed in memory after the copy is found, too."""
+    tier = open_tier(tmp_path)
+    data = memoryview(suite_block(1))
+    tier.put([Payload(suite_key(1), None, data, checksum=checksum(data))])
+    tier.put([Payload(suite_key(2), None, data, checksum=checksum(data) ^ 1)])
+    assert read_block(tier, 1) == suite_block(1)
+    assert read_block(tier, 2) is None
+    assert tier.stats().misses_by_cause == {MissCause.PAYLOAD: 1}
+    tier.close()

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -35,11 +35,19 @@ class JobKind(IntEnum):
     STOP = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a mover did. `checksums` are those of whole blocks that went to the arena, by slot."""
+
+    size_bytes: int
+    checksums: Mapping[int, int] = field(default_factory=dict)
+
+
 class Mover(Protocol):
     """Copies the blocks of one job; synchronous; raises when it cannot."""
 
-    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
-        """Copies and returns the bytes moved. `wide`: every core is free for it."""
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> Moved:
+        """Copies. `wide`: every core is free for it."""
         ...
 
 
@@ -59,6 +67,7 @@ class Finished:
 
     jobs: list[tuple[JobKind, CopyJob]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
+    checksums: dict[int, int] = field(default_factory=dict)  # slot → of a saved block
     copied_bytes: int = 0
     copy_s: float = 0.0
 
@@ -72,6 +81,7 @@ class Copier:
         self._changed = threading.Condition()
         self._pending: dict[int, JobKind] = {}
         self._parts: dict[int, int] = {}  # job → parts not finished
+        self._checksums: dict[int, dict[int, int]] = {}  # job → of its finished parts
         self._spoiled: set[int] = set()
         self._done = Finished()
         self._order = 0
@@ -155,22 +165,23 @@ class Copier:
                 self._fallback.guard("pin copy thread", pin, default=None)
             started = time.perf_counter()
             copy = partial(self._one, item)
-            moved = self._fallback.guard(f"{item.kind.name} copy", copy, default=-1)
+            moved = self._fallback.guard(f"{item.kind.name} copy", copy, default=None)
             self._finish(item, moved, time.perf_counter() - started)
 
-    def _one(self, item: _Item) -> int:
+    def _one(self, item: _Item) -> Moved:
         if item.before is not None:
             item.before()
         return self._mover.move(item.kind, item.work, wide=item.wide)
 
-    def _finish(self, item: _Item, moved: int, took_s: float) -> None:
+    def _finish(self, item: _Item, moved: Moved | None, took_s: float) -> None:
+        job = item.whole
         with self._changed:
-            if moved >= 0:
-                self._done.copied_bytes += moved
-                self._done.copy_s += took_s
-            job = item.whole
-            if moved < 0:
+            if moved is None:
                 self._spoiled.add(job.job_id)
+            else:
+                self._done.copied_bytes += moved.size_bytes
+                self._done.copy_s += took_s
+                self._checksums.setdefault(job.job_id, {}).update(moved.checksums)
             self._parts[job.job_id] -= 1
             if not self._parts[job.job_id]:
                 self._end(item.kind, job)
@@ -178,9 +189,12 @@ class Copier:
 
     def _end(self, kind: JobKind, job: CopyJob) -> None:
         del self._pending[job.job_id], self._parts[job.job_id]
+        checksums = self._checksums.pop(job.job_id, {})
         if job.job_id in self._spoiled:
             self._spoiled.discard(job.job_id)
             self._done.failed.add(job.job_id)
+        else:
+            self._done.checksums.update(checksums)
         self._done.jobs.append((kind, job))
 
 

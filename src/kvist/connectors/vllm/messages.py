@@ -45,12 +45,16 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """What the workers finished: job id → ranks done with it (well or badly), and what failed."""
+    """What the workers finished: job id → ranks done with it (well or badly), and what failed.
+
+    `checksums`: arena slot → checksum of the saved block, where one rank fills whole blocks.
+    """
 
     done: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     copied_bytes: int = 0
     copy_s: float = 0.0
+    checksums: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
@@ -62,4 +66,5 @@ class StepReport(KVConnectorWorkerMetadata):
             self.failed | other.failed,
             self.copied_bytes + other.copied_bytes,
             self.copy_s + other.copy_s,
+            self.checksums | other.checksums,
         )

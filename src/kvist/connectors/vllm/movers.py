@@ -9,13 +9,13 @@ import torch
 
 from kvist.connectors.pages import RegionMap, TensorView, page_map, strided_map
 from kvist.connectors.plan import SKIP_PAGE
-from kvist.connectors.vllm.copier import ALL_CPUS, JobKind
+from kvist.connectors.vllm.copier import ALL_CPUS, JobKind, Moved
 from kvist.connectors.vllm.cpu_layout import PageShape, learn
 from kvist.connectors.vllm.engine_facts import EngineFacts, layer_index, rank_heads
 from kvist.connectors.vllm.messages import CopyJob
 from kvist.core.errors import LayoutError
 from kvist.core.layout import HeadSlice
-from kvist.native import Direction, move_pages
+from kvist.native import Direction, move_pages, move_pages_checksum
 from kvist.tiers.dram import ArenaMap
 
 _WIDE_THREADS = 8  # beyond this, copies wait for memory, not for cores
@@ -72,6 +72,7 @@ class CpuMover:
         first, tensors = ordered_layers(caches)
         heads = rank_heads(facts.layout, tp_rank, facts.tp_size)
         self._arena, self._layout, self._threads = arena, facts.layout, threads
+        self._alone = facts.world_size == 1  # no other rank fills a part of a block
         self.used_bytes = 0  # how far into the arena copies have gone
         self.first_layer = first
         self._page_bytes: int = sum(t[0].numel() * t.element_size() for t in tensors)
@@ -83,18 +84,23 @@ class CpuMover:
             facts.geometry.page_tokens,
         )
 
-    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
-        """Copies every block of the job; returns the bytes moved."""
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> Moved:
+        """Copies every block of the job; takes the checksums of those that it fills whole."""
         threads = _wide(self._threads) if wide else self._threads
         direction = Direction.GATHER if kind is JobKind.SAVE else Direction.SCATTER
         if not job.slots:
-            return 0
+            return Moved(0)
         self.used_bytes = max(self.used_bytes, max(job.slots) + self._layout.block_bytes)
         base = self._arena.address + self._layout.head_offset_bytes(self.first_layer, 0, 0)
         slots = np.asarray(job.slots, dtype=np.uint64) + np.uint64(base)
         pages = np.asarray(job.pages, dtype=np.int64)
-        move_pages(direction, slots, pages, self._map, threads=threads)
-        return int((pages != SKIP_PAGE).sum()) * self._page_bytes
+        sums: list[int] = []
+        if kind is JobKind.SAVE and self._alone and (pages != SKIP_PAGE).all():
+            sums = move_pages_checksum(direction, slots, pages, self._map, threads=threads)
+        else:
+            move_pages(direction, slots, pages, self._map, threads=threads)
+        size_bytes = int((pages != SKIP_PAGE).sum()) * self._page_bytes
+        return Moved(size_bytes, dict(zip(job.slots, sums, strict=False)))
 
 
 class TorchMover:
@@ -128,8 +134,8 @@ class TorchMover:
         """`[kind, head, element]` offsets in a page."""
         return torch.from_numpy(region.heads[:, :, None] + region.offsets[:, None, :])
 
-    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
-        """Copies every block of the job; returns the bytes moved."""
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> Moved:
+        """Copies every block of the job."""
         del wide  # the copies run on the device
         moved = 0
         with torch.cuda.stream(self._stream) if self._stream else torch.no_grad():
@@ -140,7 +146,7 @@ class TorchMover:
                         moved += sum(self._page(kind, block, column, page, i) for i in self._layers)
         if self._stream is not None:
             self._stream.synchronize()
-        return moved
+        return Moved(moved)
 
     def _slot(self, offset: int) -> torch.Tensor:
         """`[layer, kind, head, page, element]` view of a canonical block in the arena."""

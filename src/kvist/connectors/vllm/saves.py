@@ -7,7 +7,7 @@ kept until then; those of a preempted one are fenced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -120,12 +120,16 @@ class Saves:
             save.failed |= job in report.failed
             if save.ranks >= self.world_size:
                 del self._jobs[job]
-                self._finish(save)
+                self._finish(save, report.checksums)
 
-    def _finish(self, save: Save) -> None:
-        with save.lease:
+    def _finish(self, save: Save, checksums: Mapping[int, int]) -> None:
+        with save.lease as lease:
             if not save.failed:
-                fresh = [save.blocks[i] for i in save.indices if save.lease.commit(i)]
+                fresh = [
+                    save.blocks[i]
+                    for i in save.indices
+                    if lease.commit(i, checksum=checksums.get(lease.slot(i)))
+                ]
                 self.tally.add("kvist_blocks_saved_total", len(fresh))
                 self.tally.add("kvist_tokens_saved_total", len(fresh) * self.geometry.block_tokens)
                 self.feed.saved(save.seq, fresh)

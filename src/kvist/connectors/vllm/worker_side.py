@@ -118,6 +118,7 @@ class WorkerSide:
         done = copier.take()
         for kind, job in done.jobs:
             self._ended(kind, job, failed=job.job_id in done.failed)
+        self._report.checksums.update(done.checksums)
         self._report.copied_bytes += done.copied_bytes
         self._report.copy_s += done.copy_s
 

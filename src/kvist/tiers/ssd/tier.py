@@ -201,7 +201,9 @@ class SsdTier:
                         parent=payload.parent,
                         raw_bytes=payload.decoded_bytes,
                         stored_bytes=len(data),
-                        payload_checksum=checksum(data),
+                        payload_checksum=(
+                            checksum(data) if payload.checksum is None else payload.checksum
+                        ),
                         codec=payload.codec,
                     )
                     self._log.append(header, data)

@@ -10,7 +10,7 @@ import pytest
 
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm import copier as copier_module
-from kvist.connectors.vllm.copier import Copier, Finished, JobKind, copy_cpus
+from kvist.connectors.vllm.copier import Copier, Finished, JobKind, Moved, copy_cpus
 from kvist.connectors.vllm.messages import CopyJob
 
 LIMIT_S = 10.0
@@ -27,14 +27,14 @@ class SteeredMover:
         self.order: list[int] = []
         self.wide: list[bool] = []
 
-    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> Moved:
         self.wide.append(wide)
         self.started.set()
         assert self.gate.wait(LIMIT_S)
         self.order.append(job.job_id)
         if job.job_id in self.failing:
             raise OSError("this copy fails")
-        return 100
+        return Moved(100, {slot: slot + 1 for slot in job.slots})
 
 
 def job(number: int) -> CopyJob:
@@ -62,6 +62,7 @@ def collect(copier: Copier, count: int) -> Finished:
         done = copier.take()
         total.jobs += done.jobs
         total.failed |= done.failed
+        total.checksums |= done.checksums
         total.copied_bytes += done.copied_bytes
         if len(total.jobs) >= count:
             return total
@@ -98,6 +99,18 @@ def test_failed_job_is_reported_and_the_next_is_done(copier: Copier, mover: Stee
     assert [(kind, j.job_id) for kind, j in done.jobs] == [(JobKind.LOAD, 1), (JobKind.LOAD, 2)]
     assert done.copied_bytes == 100
     assert copier.pending() == 0
+
+
+def test_a_job_in_parts_reports_the_checksums_of_all_and_a_failed_one_none(
+    copier: Copier, mover: SteeredMover
+) -> None:
+    slots = tuple(range(0, 200, 10))  # more than one part holds
+    copier.submit(JobKind.SAVE, CopyJob(1, "r", slots, tuple((n,) for n in slots)))
+    assert collect(copier, 1).checksums == {slot: slot + 1 for slot in slots}
+    assert mover.order.count(1) > 1
+    mover.failing = {2}
+    copier.submit(JobKind.SAVE, job(2))
+    assert collect(copier, 1).checksums == {}
 
 
 def test_what_must_come_before_runs_on_the_copy_thread(copier: Copier) -> None:

@@ -37,6 +37,16 @@ def test_block_is_visible_only_when_every_rank_has_copied_it() -> None:
     assert side.store.open_leases == 0
 
 
+def test_a_block_is_committed_with_the_checksum_that_its_copy_took() -> None:
+    side = Side()
+    req = request("a", 2 * BLOCK)
+    side.side.arrive(req)
+    (job,) = side.run(req, 2 * BLOCK, TABLE).saves
+    report = StepReport({job.job_id: 1}, checksums={job.slots[0]: 77})
+    side.side.heard(report, set())
+    assert sorted(map(str, side.store.checksums.values())) == ["77", "None"]
+
+
 def test_two_ranks_in_one_report_count_as_two() -> None:
     side = Side(ranks=2)
     req = request("a", BLOCK)

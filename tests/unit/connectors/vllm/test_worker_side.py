@@ -10,7 +10,7 @@ from vllm_fakes import ARENA
 
 from kvist.connectors.plan import SKIP_PAGE
 from kvist.connectors.vllm import worker_side
-from kvist.connectors.vllm.copier import JobKind, Mover
+from kvist.connectors.vllm.copier import JobKind, Moved, Mover
 from kvist.connectors.vllm.messages import CopyJob, StepPlan, StepReport
 from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
 from kvist.tiers.dram import ArenaLocator
@@ -26,12 +26,12 @@ class ListedMover:
         self.moved: list[tuple[JobKind, int]] = []
         self.failing: set[JobKind] = set()
 
-    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> int:
+    def move(self, kind: JobKind, job: CopyJob, *, wide: bool) -> Moved:
         del wide
         self.moved.append((kind, job.job_id))
         if kind in self.failing:
             raise OSError("the copy fails")
-        return 10
+        return Moved(10, dict.fromkeys(job.slots, 7) if kind is JobKind.SAVE else {})
 
 
 @pytest.fixture

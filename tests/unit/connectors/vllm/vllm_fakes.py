@@ -85,9 +85,10 @@ class FakeLease:
     def present(self, i: int) -> bool:
         return self.there[i]
 
-    def commit(self, i: int) -> bool:
+    def commit(self, i: int, *, checksum: int | None = None) -> bool:
         if self.released:
             raise LeaseError("released")
+        self.store.checksums[self.keys[i]] = checksum
         self.committed.append(i)
         self.store.blocks[self.keys[i]] = Tier.DRAM
         return True
@@ -98,6 +99,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.blocks: dict[Key, Tier] = {}
+        self.checksums: dict[Key, int | None] = {}
         self.room = 100
         self.full = False  # NoSpaceError at the next reservation
         self.slow = False  # blocks are pending until the test moves `arrived`
