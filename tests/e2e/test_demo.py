@@ -64,12 +64,18 @@ def _tiers(row: dict[str, Any]) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
+def _came_back(row: dict[str, Any]) -> bool:
+    """Whether most of a prompt came from files, some of them restored to DRAM at the start."""
+    tiers = _tiers(row)
+    return "computed" in tiers and bool(tiers & {"dram", "ssd"}) and "hbm" not in tiers
+
+
 def test_transformers_alone_reuses_dram_and_then_ssd(env: dict[str, str], tmp_path: Path) -> None:
     cold, repeat, restart = _demo(env, tmp_path, "--engine", "transformers")
     assert [r["case"] for r in (cold, repeat, restart)] == ["cold", "repeat", "restart"]
     assert _tiers(cold) == {"computed"}
     assert _tiers(repeat) == {"dram", "computed"}
-    assert _tiers(restart) == {"ssd", "computed"}
+    assert _came_back(restart)
     assert restart["tokens_by_tier"]["computed"] < 128  # less than a block
 
 
@@ -85,7 +91,7 @@ def test_vllm_is_served_after_a_restart_and_transformers_reads_its_blocks(
     assert _tiers(rows["cold"]) == {"computed"}
     assert "hbm" in _tiers(rows["repeat"])
     for case in ("restart", "transformers"):
-        assert _tiers(rows[case]) == {"ssd", "computed"}
+        assert _came_back(rows[case])
         assert rows[case]["tokens_by_tier"]["computed"] < 128
 
 

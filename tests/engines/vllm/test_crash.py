@@ -60,7 +60,7 @@ def killed(
 def survivor(start_engine: Any, killed: Path) -> VllmEngine:
     """The next engine on that folder, with so few pages that requests are preempted."""
     return start_engine(
-        kv_transfer_config=kvist(killed, block_tokens=BLOCK),
+        kv_transfer_config=kvist(killed, block_tokens=BLOCK, restore=1.0),
         num_gpu_blocks_override=PAGES,
         **CHUNKS,
     )
@@ -71,7 +71,7 @@ def test_engine_after_kill_9_loads_what_was_whole_and_answers_right(
 ) -> None:
     answer = survivor.generate(PROMPTS)
     assert answer.tokens == reference.of(PROMPTS)
-    assert survivor.loaded_tokens("ssd") > 0
+    assert survivor.loaded_tokens() > 0  # from DRAM, where it was restored, or the disk
     survivor.reset()
     assert survivor.generate(MEDIUM).tokens == reference.of(MEDIUM)
 

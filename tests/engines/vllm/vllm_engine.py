@@ -65,8 +65,12 @@ def kvist(
     block_tokens: int = 32,
     connector: str = "KvistConnector",
     module: str = "kvist.connectors.vllm",
+    restore: float = 0.0,
 ) -> dict[str, Any]:
-    """`kv_transfer_config` for an engine with Kvist."""
+    """`kv_transfer_config` for an engine with Kvist.
+
+    With nothing restored ahead, what comes from the disk comes when a request asks for it.
+    """
     below = {"path": str(ssd), "capacity": capacity} if ssd else {"enabled": False}
     return {
         "kv_connector": connector,
@@ -75,7 +79,7 @@ def kvist(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "block_tokens": block_tokens,
-            "store": {"dram": {"capacity": dram}, "ssd": below},
+            "store": {"dram": {"capacity": dram, "restore": restore}, "ssd": below},
         },
     }
 
