@@ -62,14 +62,14 @@ def _tiers(row: dict[str, Any]) -> set[str]:
     return {tier for tier, tokens in row["tokens_by_tier"].items() if tokens}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(TIMEOUT_S)
 def _came_back(row: dict[str, Any]) -> bool:
     """Whether most of a prompt came from files, some of them restored to DRAM at the start."""
     tiers = _tiers(row)
     return "computed" in tiers and bool(tiers & {"dram", "ssd"}) and "hbm" not in tiers
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
 def test_transformers_alone_reuses_dram_and_then_ssd(env: dict[str, str], tmp_path: Path) -> None:
     cold, repeat, restart = _demo(env, tmp_path, "--engine", "transformers")
     assert [r["case"] for r in (cold, repeat, restart)] == ["cold", "repeat", "restart"]
