@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 AGES = 64
-_FIRST_AGE_S = 0.5  # what comes sooner does not matter: a request itself takes as long
+FIRST_AGE_S = 0.5  # what comes sooner does not matter: a request itself takes as long
 _GROWTH = 1.26
-_SCALE = 1.0 / math.log(_GROWTH)
+AGE_SCALE = 1.0 / math.log(_GROWTH)
 _PRIOR_USES = 20.0
 _MOST_COHORTS = 96
 _FEWEST_USES = 0.01  # expected of a new block in all its life
@@ -34,7 +34,7 @@ _ENOUGH_BLOCKS = 4000.0  # new ones seen before that is believed
 NOT_WORTH_WRITING = -1.0  # the value of a new block then
 
 _Array = npt.NDArray[np.float64]
-_edges = _FIRST_AGE_S * _GROWTH ** np.arange(AGES)
+_edges = FIRST_AGE_S * _GROWTH ** np.arange(AGES)
 _widths_s: _Array = np.diff(np.concatenate([[0.0], _edges]))
 # Added to a time held, it rules out giving up before now.
 _never: _Array = np.where(np.triu(np.ones((AGES, AGES), dtype=np.bool_)), 0.0, np.inf)
@@ -42,9 +42,9 @@ _never: _Array = np.where(np.triu(np.ones((AGES, AGES), dtype=np.bool_)), 0.0, n
 
 def age_bucket(age_s: float) -> int:
     """Which of the `AGES` buckets an age falls into."""
-    if age_s < _FIRST_AGE_S:
+    if age_s < FIRST_AGE_S:
         return 0
-    bucket = 1 + int(math.log(age_s / _FIRST_AGE_S) * _SCALE)
+    bucket = 1 + int(math.log(age_s / FIRST_AGE_S) * AGE_SCALE)
     return bucket if bucket < AGES else AGES - 1
 
 
@@ -109,13 +109,8 @@ class HazardTable:
             counts = np.array([of_known(cohort.waiting)[:-1] for cohort in self._cohorts])
             waiting = np.zeros((ages, len(known)))
             np.add.at(waiting, buckets, counts)
-            uses, held_s = _hazards(ended, waiting.T)
-            values = _gittins(uses, held_s)
             fresh = np.array([cls in self._fresh for cls in known])
-            blocks = (ended.sum(axis=1) + waiting.sum(axis=0)) * fresh
-            expected = float(blocks @ uses.sum(axis=1))
-            if blocks.sum() > _ENOUGH_BLOCKS and expected < _FEWEST_USES * blocks.sum():
-                values[fresh, 0] = NOT_WORTH_WRITING
+            values = revised_values(ended, waiting.T, fresh)
             for cls, values_of_class in zip(known, values.tolist(), strict=True):
                 self.values[cls][:ages] = values_of_class
         if len(self._cohorts) >= _MOST_COHORTS:
@@ -141,6 +136,23 @@ class HazardTable:
             into.waiting = list(map(operator.add, into.waiting, cohort.waiting))
             cohort.waiting = []
         self._cohorts = kept
+
+
+def revised_values(ended: _Array, waiting: _Array, fresh: npt.NDArray[np.bool_]) -> _Array:
+    """The values that follow from the counts; all of shape (classes, ages).
+
+    Args:
+        ended: next uses.
+        waiting: blocks that wait for theirs.
+        fresh: which classes are of blocks that were never used before.
+    """
+    uses, held_s = _hazards(ended, waiting)
+    values = _gittins(uses, held_s)
+    blocks = (ended.sum(axis=1) + waiting.sum(axis=1)) * fresh
+    expected = float(blocks @ uses.sum(axis=1))
+    if blocks.sum() > _ENOUGH_BLOCKS and expected < _FEWEST_USES * blocks.sum():
+        values[fresh, 0] = NOT_WORTH_WRITING
+    return values
 
 
 def _hazards(ended: _Array, waiting: _Array) -> tuple[_Array, _Array]:
