@@ -62,6 +62,13 @@ class Cohort:
         self.into: Cohort | None = None  # the one it was merged into
         self.waiting = [0.0] * classes
 
+    def root(self) -> Cohort:
+        """The cohort that counts for this one: itself, or the one it was merged into at last."""
+        cohort = self
+        while cohort.into is not None:
+            cohort = cohort.into
+        return cohort
+
 
 class HazardTable:
     """Counts by class and age, and the values that follow from them at the last `refresh`.
@@ -89,9 +96,7 @@ class HazardTable:
     def ended_wait(self, cohort: Cohort, cls: int, age_s: float, blocks: int) -> None:
         """Counts `blocks` of `cls`, used last in `cohort`, that are used again at `age_s`."""
         self.ended[cls][age_bucket(age_s)] += blocks
-        while cohort.into is not None:
-            cohort = cohort.into
-        cohort.waiting[cls] -= blocks
+        cohort.root().waiting[cls] -= blocks
 
     def fade(self, factor: float) -> None:
         """Makes the uses seen so far count less."""

@@ -231,8 +231,8 @@ class Value:
             use = Use(_PARTIAL_CLASS, uses, self._now_s, cohort, self._turn)
             self._uses[_PARTIAL_USES] = use
         if node.use is not None:
-            node.use.cohort.waiting[node.use.cls] -= 1
-        use.cohort.waiting[_PARTIAL_CLASS] += 1
+            node.use.cohort.root().waiting[node.use.cls] -= 1
+        use.cohort.root().waiting[_PARTIAL_CLASS] += 1
         node.use = use
 
     def _flush(self) -> None:
@@ -241,7 +241,7 @@ class Value:
         if new is None:
             return
         self._run_to = None
-        new.cohort.waiting[new.cls] += blocks
+        new.cohort.root().waiting[new.cls] += blocks
         if old is None:
             self._duel.move(None, new.turn, blocks)
         else:

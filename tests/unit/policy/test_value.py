@@ -164,3 +164,18 @@ def test_second_sight_admits_what_it_remembers() -> None:
         True,
     ]
     assert AdmitAll().admits(key(1))
+
+
+def test_uses_of_a_cohort_that_was_merged_meanwhile_are_counted() -> None:
+    """One request of so many blocks that the table is refreshed and merged while it lasts."""
+    table = HazardTable(3, 0.0)
+    first = second = table.cohort
+    for n in range(200):
+        table.cohort.root().waiting[1] += 1
+        table.refresh(1.0 + n)
+        second = table.cohort if n == 0 else second
+    assert second.into is not None
+    second.root().waiting[1] += 5
+    table.ended_wait(second, 1, 100.0, 3)
+    assert sum(c.root().waiting[1] for c in table._cohorts) == 202
+    assert first.root() in table._cohorts
