@@ -203,6 +203,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         flow_output_tokens=32,
         seed=args.seed,
         flow_starts=1 if args.quick else 3,
+        restart_each_round=True,
     )
 
 

@@ -18,16 +18,19 @@ _NOTE = "<!-- Written by `python -m kvist.bench --page` from the file that is na
 _METHOD = """
 One machine, one run, real vLLM engines side by side as separate processes; only one computes at any
 time, and whatever is compared was measured in the same round. Times are those of one request for
-one token. The prompts are random tokens, so no two share anything. Every round restarts every
-engine: the processes which computed the prompts have ended and new ones were started. While its
-engine starts, Kvist brings the blocks that were in its DRAM back from the disk; as in life, the
-kernel may still have files in its page cache. The rows "from the disk" are of one more restart, at
-which nothing was brought ahead and the kernel was made to drop the files' pages (the times of
-recomputing and of a prefix hit are then of minutes before). The ratio is of the medians; in
-brackets are the least and the greatest ratio of a single round. Two processes of one and the same
-engine differ in speed; "one start of it ÷ all" says by how much here. Absolute times are those of a
+one token. The prompts are random tokens, so no two share anything. "After an engine restart" means
+that the processes which computed the prompts have ended and new ones were started. {restarts} As in
+life, the kernel may still have files in its page cache. The rows "from the disk" are of one more
+restart, at which nothing was brought ahead and the kernel was made to drop the files' pages (the
+times of recomputing and of a prefix hit are then of minutes before). The ratio is of the medians;
+in brackets are the least and the greatest ratio of a single round. Absolute times are those of a
 small model on this machine and are given only for context: what Kvist saves grows with the model.
 """
+_RESTARTS = {
+    True: "Every round did so, and while its engine started, Kvist brought its newest\n"
+    'blocks back to DRAM. Two processes of one engine differ in speed: "one start of it ÷ all" says how much.',
+    False: "It was done once for all rounds, and Kvist brought nothing to DRAM ahead.",
+}
 
 
 def _span(ratio: Ratio | None, unit: str = "×") -> str:
@@ -113,7 +116,8 @@ def page(engines: tuple[Result, str] | None, store: tuple[StoreResult, str] | No
 
 
 def _engines_part(result: Result, source: str) -> list[str]:
-    parts = [_METHOD.strip() + "\n", _where(result, source)]
+    method = _METHOD.format(restarts=_RESTARTS[result.settings.restart_each_round])
+    parts = [method.strip() + "\n", _where(result, source)]
     parts += [f"* {text}" for text in caveats(result)]
     return parts + _markdown(tables(result))
 

@@ -73,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flow_output_tokens: int
     seed: int
     flow_starts: int = 1  # processes of each engine that serve batches, one after the other
+    restart_each_round: bool = False  # of REUSE; older runs restarted once
 
 
 class Result(msgspec.Struct, forbid_unknown_fields=True):

@@ -48,7 +48,9 @@ class Restorer:
         if not isinstance(tier, Lists):
             return
         try:
-            newest = list(islice(tier.list_blocks(newest_first=True), self._most_blocks))
+            # blocks of other models may share the medium: they are of no use to this engine
+            own = (block for block in tier.list_blocks(newest_first=True) if block.own)
+            newest = list(islice(own, self._most_blocks))
         except (KvistError, OSError) as error:
             _log.warning("nothing is restored to DRAM: %s", error)
             return

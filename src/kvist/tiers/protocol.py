@@ -109,10 +109,14 @@ class TellsEvictions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListedBlock:
-    """A durable block and its parent, as its frame names them."""
+    """A durable block and its parent, as its frame names them.
+
+    `own`: it is of the keyspace that the tier was opened for; others share its medium.
+    """
 
     key: Key
     parent: Key | None
+    own: bool = True
 
 
 @runtime_checkable

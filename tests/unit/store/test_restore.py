@@ -1,11 +1,16 @@
 """After a start the newest blocks come back to DRAM: bounded, in order, and in nobody's way."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kvist.core.outcome import BlockRef, Outcome, Tier
+from kvist.policy import LeafLru
 from kvist.store import TieredStore
-from kvist.testing.store_suite import WAIT_S, DictTier, content, key, put
+from kvist.testing.store_suite import RAW_BYTES, WAIT_S, DictTier, content, key, put
+from kvist.tiers.dram import PAGE_BYTES, Arena
+from kvist.tiers.protocol import Payload
+from kvist.tiers.ssd import SsdTier
 
 MakeStore = Callable[..., TieredStore]
 Eventually = Callable[[TieredStore, Callable[[], bool]], None]
@@ -98,3 +103,18 @@ def test_a_store_that_closes_meanwhile_does_not_wait_for_the_rest(
     restorer: Any = store._restorer
     assert not restorer.thread.is_alive()
     assert tier.closed
+
+
+def test_blocks_of_other_keyspaces_are_not_brought_back(tmp_path: Path) -> None:
+    """Two models in one folder: the other's blocks would fill DRAM and be of no use."""
+    for name, numbers in ((b"o" * 32, range(10, 20)), (b"k" * 32, range(3))):
+        tier = SsdTier.open(tmp_path, keyspace=name, capacity_bytes=1 << 20)
+        tier.put([Payload(key(n), None, memoryview(content(key(n)))) for n in numbers])
+        tier.close()
+    lower = SsdTier.open(tmp_path, keyspace=b"k" * 32, capacity_bytes=1 << 20)
+    arena = Arena(16 * PAGE_BYTES, slot_bytes=RAW_BYTES)
+    with TieredStore(arena, LeafLru(), lower, raw_bytes=RAW_BYTES, restore_blocks=16) as store:
+        restorer: Any = store._restorer
+        restorer.thread.join(WAIT_S)
+        assert resident(store) == {key(n) for n in range(3)}
+        assert store.stats().load_missed == 0

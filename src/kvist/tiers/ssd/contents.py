@@ -18,7 +18,7 @@ from kvist.tiers.ssd.segments import Segment
 
 
 def list_blocks(
-    segments: Sequence[Segment], index: BlockIndex, *, newest_first: bool
+    segments: Sequence[Segment], index: BlockIndex, keyspace: bytes, *, newest_first: bool
 ) -> Iterator[ListedBlock]:
     """The blocks of `segments` that `index` finds there; a segment that goes meanwhile is skipped.
 
@@ -33,7 +33,7 @@ def list_blocks(
                 raise
             continue
         for record in reversed(live) if newest_first else live:
-            yield ListedBlock(record.key, record.parent)
+            yield ListedBlock(record.key, record.parent, record.keyspace == keyspace)
 
 
 def _live_in(segment: Segment, index: BlockIndex) -> list[Record]:

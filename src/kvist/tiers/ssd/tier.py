@@ -304,7 +304,8 @@ class SsdTier:
 
     def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
         """See `tiers.protocol.Lists`; reads the segments' footers."""
-        return list_blocks(self._log.segments(), self._index, newest_first=newest_first)
+        segments = self._log.segments()
+        return list_blocks(segments, self._index, self._keyspace, newest_first=newest_first)
 
     def _tombstone(self, key: Key) -> FrameHeader:
         return FrameHeader(
