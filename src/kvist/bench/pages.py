@@ -28,7 +28,8 @@ small model on this machine and are given only for context: what Kvist saves gro
 """
 _RESTARTS = {
     True: "Every round did so, and while its engine started, Kvist brought its newest\n"
-    'blocks back to DRAM. Two processes of one engine differ in speed: "one start of it ÷ all" says how much.',
+    "blocks back to DRAM. Two processes of one engine differ in speed: "
+    '"one start of it ÷ all" says how much.',
     False: "It was done once for all rounds, and Kvist brought nothing to DRAM ahead.",
 }
 
