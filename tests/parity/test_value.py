@@ -99,7 +99,7 @@ def _requests(rng: random.Random) -> Iterator[tuple[float, tuple[Key, ...], Hint
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"weigh": _weigh}, {"ghost_blocks": 400}, {"ghost_blocks": 0}, {"ghost_blocks": 3}],
-    ids=str,
+    ids=["default", "weigh", "ghosts_400", "ghosts_0", "ghosts_3"],
 )
 def test_native_value_evicts_what_its_twin_does(arguments: dict[str, Any], skip: float) -> None:
     rng = random.Random(f"{sorted(arguments)} {skip}")
