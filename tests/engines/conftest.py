@@ -149,6 +149,9 @@ class MemoryStore:
         self.leases += 1
         return _Write(self, blocks)
 
+    def read_totals(self) -> dict[Any, Any]:
+        return {}
+
     def room_blocks(self) -> int:
         return self._room
 
