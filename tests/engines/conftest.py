@@ -92,7 +92,8 @@ class _Read(_Lease):
     def outcome(self, i: int) -> Outcome:
         return Outcome.HIT if i in self._buffers else Outcome.MISS
 
-    wait = outcome
+    def wait(self, i: int, *, timeout_s: float | None = None) -> Outcome:
+        return self.outcome(i)
 
     def ready(self) -> bool:
         return True
@@ -148,6 +149,12 @@ class MemoryStore:
             raise NoSpaceError("full")
         self.leases += 1
         return _Write(self, blocks)
+
+    def read_totals(self) -> dict[Any, Any]:
+        return {}
+
+    def prefetch(self, keys: Sequence[Key], *, deadline_s: float) -> int:
+        return 0
 
     def room_blocks(self) -> int:
         return self._room

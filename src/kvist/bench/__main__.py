@@ -26,15 +26,18 @@ from kvist.bench.participants import (
     LMCACHE,
     MAX_MODEL_TOKENS,
     OFFLOADING,
+    SLOW_ALWAYS,
+    SLOW_PLANNED,
     Participant,
     vllm_alone,
     vllm_with_kvist,
     vllm_with_lmcache,
     vllm_with_offloading,
+    vllm_with_slow_disk,
 )
 from kvist.bench.peers import SETUP_SCRIPT, lmcache_python, lmcache_server
 from kvist.bench.report import ENOUGH_ROUNDS
-from kvist.bench.runner import DISK, PARTS, Runner, process_starter
+from kvist.bench.runner import DISK, HARM, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings
 from kvist.bench.smollm2 import cache_folder, ensure_smollm2
 from kvist.bench.store import report as store_report
@@ -221,7 +224,7 @@ def _measure(args: argparse.Namespace, path: Path, errors: Console) -> Result:
         screen = stack.enter_context(_BarScreen(errors))
         start = process_starter(result, model, work)
         asked = [p for p in args.only or [] if p != STORE]
-        parts = asked or [p for p in PARTS if not (args.quick and p == DISK)]
+        parts = asked or [p for p in PARTS if not (args.quick and p in (DISK, HARM))]
         runner = Runner(result, participants, parts, start, screen)
         screen.expect(runner.steps())
         try:
@@ -240,6 +243,7 @@ def _participants(
     args: argparse.Namespace, work: Path, result: Result, stack: ExitStack
 ) -> list[Participant]:
     found = [vllm_alone(), vllm_with_kvist(work)]
+    found += [vllm_with_slow_disk(work, name) for name in (SLOW_PLANNED, SLOW_ALWAYS)]
     if args.quick or OFFLOADING in args.without:
         result.absent[OFFLOADING] = "not asked for"
     else:

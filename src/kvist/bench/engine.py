@@ -119,6 +119,15 @@ class Engine:
         """
         self._call(op="rest", rest_s=rest_s)
 
+    def metric(self, name: str) -> float | None:
+        """A series of the engine's metrics page, of those without labels of their own.
+
+        Raises:
+            EngineError: no answer.
+        """
+        value = self._call(op="metric", name=name)["value"]
+        return None if value is None else float(value)
+
     def stop(self) -> None:
         """Asks the engine to shut down, waits, and ends whatever is left. Never raises for it."""
         try:

@@ -8,6 +8,7 @@ started with. Whatever vLLM itself prints goes to stderr. The end of stdin ends 
         → {"took_s": 0.5, "cached_tokens": [0], "tokens": [[42]]}
     {"op": "forget"}      → {"done": true}   the engine's own prefix cache is empty
     {"op": "rest", "rest_s": 0.5} → {}       lets background work (saves) finish
+    {"op": "metric", "name": "kvist_…"} → {"value": 0.1}   null if there is none
     {"op": "stop"}        → {}               after the engine was shut down
 """
 
@@ -55,6 +56,8 @@ def _answer(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
     if request["op"] == "rest":
         _pause(request["rest_s"])
         return {}
+    if request["op"] == "metric":
+        return {"value": _metric(request["name"])}
     raise ValueError(f"unknown request {request['op']!r}")
 
 
@@ -82,6 +85,13 @@ def _forget(engine: Any) -> bool:
             return False
         _pause(_POLL_S)
     return True
+
+
+def _metric(name: str) -> float | None:
+    from prometheus_client import REGISTRY  # `LLM.get_metrics` shows vLLM's own only
+
+    samples = (sample for family in REGISTRY.collect() for sample in family.samples)
+    return next((sample.value for sample in samples if sample.name == name), None)
 
 
 def _pause(pause_s: float) -> None:

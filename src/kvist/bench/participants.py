@@ -12,12 +12,16 @@ VLLM = "vllm"
 KVIST = "kvist"
 OFFLOADING = "offloading"
 LMCACHE = "lmcache"
+SLOW_PLANNED = "kvist-slow-disk"
+SLOW_ALWAYS = "kvist-slow-disk-always"
 
 BLOCK_TOKENS = 128
 MAX_MODEL_TOKENS = 8192
 _ENGINE_KV_GIB = 2
 _HOST_BYTES = 2 << 30
 _DISK_BYTES = 8 << 30
+_SLOW_BYTES_PER_S = 8_000_000  # any CPU computes a block of this model sooner than that brings it
+_SLOW_HOST_BYTES = 64 << 20  # one prompt's blocks, so that the next one pushes them out
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Participant:
         folder: files of the cache.
         python: the interpreter, if not ours.
         disk_knobs: what makes the cache read its files only when a request asks for them.
+        slow_disk: takes part only where a slow disk is measured.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Participant:
     folder: Path | None = None
     python: Path | None = None
     disk_knobs: Mapping[str, Any] = field(default_factory=dict)
+    slow_disk: bool = False
 
     def from_disk(self) -> Participant:
         """The same with `disk_knobs`."""
@@ -68,6 +74,25 @@ def vllm_with_kvist(work: Path) -> Participant:
         folder=folder,
         disk_knobs={"store.dram.restore": 0.0},
     )
+
+
+def vllm_with_slow_disk(work: Path, name: str) -> Participant:
+    """Kvist over a disk that is slower than computing; `name` says how it decides about loads."""
+    folder = work / name
+    knobs = {
+        "store.dram.capacity": _SLOW_HOST_BYTES,
+        "store.dram.restore": 0.0,
+        "store.ssd.path": str(folder),
+        "store.ssd.capacity": _DISK_BYTES,
+        "connector.load_policy": "always" if name == SLOW_ALWAYS else "planned",
+        "bench.read_bytes_per_s": _SLOW_BYTES_PER_S,
+    }
+    more = {
+        "kv_connector_module_path": "kvist.bench.throttled",
+        "kv_load_failure_policy": "recompute",
+    }
+    cache = _cache("ThrottledConnector", name, knobs, **more)
+    return Participant(name, cache=cache, folder=folder, slow_disk=True)
 
 
 def vllm_with_offloading(work: Path) -> Participant:
@@ -117,6 +142,8 @@ def engine_settings(model: Path, participant: Participant) -> dict[str, Any]:
     }
     if participant.cache is not None:
         settings["kv_transfer_config"] = dict(participant.cache)
+    if participant.slow_disk:
+        settings["disable_log_stats"] = False  # what the connector has learned is asked for
     return settings
 
 

@@ -10,8 +10,11 @@ from kvist.bench.participants import (
     KVIST,
     LMCACHE,
     OFFLOADING,
+    SLOW_ALWAYS,
+    SLOW_PLANNED,
     VLLM,
 )
+from kvist.bench.runner import HARM_TOKENS
 from kvist.bench.samples import Kind, Phase, Result
 
 ENOUGH_ROUNDS = 5
@@ -127,7 +130,23 @@ def costs(result: Result) -> list[Cost]:
             if found is not None:
                 label = f"first token of a new {tokens}-token prompt, {title} saving"
                 out.append(Cost(label, median(times.values()), found))
-    return out + [cost for cost in (_flow(result), _flow_control(result)) if cost is not None]
+    more = (
+        _flow(result),
+        _flow_control(result),
+        _harm(result, SLOW_PLANNED, "loads are planned"),
+        _harm(result, SLOW_ALWAYS, "always loading"),
+    )
+    return out + [cost for cost in more if cost is not None]
+
+
+def _harm(result: Result, name: str, how: str) -> Cost | None:
+    times_s = result.times_s(Phase.HARM, Kind.SLOW, name, HARM_TOKENS)
+    alone_s = result.times_s(Phase.HARM, Kind.COLD, VLLM, HARM_TOKENS)
+    found = ratio(times_s, alone_s)
+    if found is None:
+        return None
+    title = f"{HARM_TOKENS} tokens on a disk slower than computing them: {how}"
+    return Cost(title, median(times_s.values()), found)
 
 
 def _flow(result: Result) -> Cost | None:
@@ -169,6 +188,7 @@ def verdicts(result: Result) -> list[Verdict]:
         result.times_s(Phase.FILL, Kind.COLD, VLLM, longest),
     )
     flow = _flow(result)
+    slow = _harm(result, SLOW_PLANNED, "")
     at = f"({longest} tokens)"
     return [
         _at_least(f"recompute ÷ Kvist after a restart {at} is at least 25", kvist.faster, 25),
@@ -183,7 +203,21 @@ def verdicts(result: Result) -> list[Verdict]:
             flow.ratio if flow else None,
             1.03,
         ),
+        _at_most(
+            "a disk slower than computing: first token ÷ recompute is at most 1.05",
+            slow.ratio if slow else None,
+            1.05,
+        ),
+        _learned(result),
     ]
+
+
+def _learned(result: Result) -> Verdict:
+    target = "prefill times after 50 passes: median relative error is at most 0.15"
+    error = result.prefill_error_ratio
+    if error is None:
+        return Verdict(target, None, None)
+    return Verdict(target, Ratio(error, error, error, 1), error <= 0.15)
 
 
 def _at_least(target: str, measured: Ratio | None, bound: float) -> Verdict:

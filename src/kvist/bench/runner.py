@@ -10,6 +10,9 @@
 4. DISK: engines that keep files are restarted once more, with nothing brought to memory ahead, the
    kernel is made to drop the files' pages as a reboot would, and the prompts of FILL are asked for
    again.
+5. HARM: Kvist over a disk that is slower than computing, once deciding by what it has learned and
+   once loading whatever it has, beside the engine alone. Prompts of many lengths before that let it
+   learn, and show how well it predicts.
 
 Only one engine computes at any time, and whatever is compared was measured in the same round. An
 engine that fails is left out from then on; the reason is kept.
@@ -18,6 +21,7 @@ engine that fails is left out from then on; the reason is kept.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +30,7 @@ from kvist.bench.engine import Answer, Engine, EngineError
 from kvist.bench.participants import (
     KVIST,
     MAX_MODEL_TOKENS,
+    SLOW_PLANNED,
     VLLM,
     Participant,
     engine_environment,
@@ -34,13 +39,17 @@ from kvist.bench.participants import (
 from kvist.bench.prompts import alternating, prompt
 from kvist.bench.samples import Kind, Phase, Result, Sample
 
-SAVING, FLOW, REUSE, DISK = "saving", "flow", "reuse", "disk"
-PARTS = (SAVING, FLOW, REUSE, DISK)
+SAVING, FLOW, REUSE, DISK, HARM = "saving", "flow", "reuse", "disk", "harm"
+PARTS = (SAVING, FLOW, REUSE, DISK, HARM)
 
 _WARM_TOKENS = 600
 _REST_S = 1.0
 _REST_LONGEST_S = 2.0  # after a prompt that fills the engine; saves of shorter ones end sooner
 _REST_BEFORE_STOP_S = 2.0
+HARM_TOKENS = 2056
+_LEARNING_PASSES = 50
+_LEARNING_TOKENS = 1024  # the longest prompt to learn from
+_GAUGES_S = 1.5  # until what was learned is on the metrics page
 
 
 class Screen(Protocol):
@@ -62,6 +71,7 @@ class EngineLike(Protocol):
     def ask(self, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> Answer: ...
     def forget(self) -> None: ...
     def rest(self, rest_s: float) -> None: ...
+    def metric(self, name: str) -> float | None: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -98,7 +108,9 @@ class Runner:
     ) -> None:
         self._result, self._parts, self._start, self._screen = result, parts, start, screen
         self._participants = {p.name: p for p in participants}
-        self._caches = [p.name for p in participants if p.cache is not None]
+        self._main = [p.name for p in participants if not p.slow_disk]
+        self._slow = [p.name for p in participants if p.slow_disk]
+        self._caches = [p.name for p in participants if p.cache is not None and not p.slow_disk]
         self._engines: dict[str, EngineLike] = {}
         self._starts = 0
 
@@ -112,7 +124,10 @@ class Runner:
         if DISK in self._parts:
             each += len(self._keep_files())
         flow = 2 * wanted.flow_starts * (wanted.rounds + 1) if FLOW in self._parts else 0
-        return each * wanted.rounds * len(wanted.lengths_tokens) + flow
+        harm = 0
+        if self._harms():
+            harm = (1 + 2 * len(self._slow)) * wanted.rounds + _LEARNING_PASSES
+        return each * wanted.rounds * len(wanted.lengths_tokens) + flow + harm
 
     def run(self) -> None:
         """Runs the parts asked for. Whatever happens, no engine is left behind."""
@@ -120,18 +135,25 @@ class Runner:
             if FLOW in self._parts:
                 self._flow()
             if self._fills():
-                self._open(list(self._participants))
+                self._open(self._main)
                 self._fill()
             if REUSE in self._parts:
                 self._reuse()
             if DISK in self._parts:
                 self._restart(self._keep_files(), from_disk=True)
                 self._disk()
+            if self._harms():
+                self._close(list(self._engines), gently=True)
+                self._open([VLLM, *self._slow])
+                self._harm()
         finally:
             self._close(list(self._engines), gently=False)
 
     def _fills(self) -> bool:
         return any(part in self._parts for part in (SAVING, REUSE, DISK))
+
+    def _harms(self) -> bool:
+        return HARM in self._parts and bool(self._slow)
 
     def _keep_files(self) -> list[str]:
         return [name for name in self._caches if self._participants[name].folder is not None]
@@ -188,7 +210,7 @@ class Runner:
     def _reuse(self) -> None:
         wanted = self._result.settings
         for number in range(wanted.rounds):
-            self._restart(list(self._participants))
+            self._restart(self._main)
             self._screen.say("asking for the saved prompts, and for new ones")
             for tokens in wanted.lengths_tokens:
                 self._reuse_round(tokens, number)
@@ -210,6 +232,40 @@ class Runner:
         for tokens, number in self._rounds():
             for name in alternating(self._keep_files(), number):
                 self._once(Phase.DISK, Kind.DISK, name, number, self._saved(tokens, number))
+
+    def _harm(self) -> None:
+        self._screen.say("learning, and computing prompts that a slow disk will have")
+        self._learn()
+        seed, rounds = self._result.settings.seed, range(self._result.settings.rounds)
+        saved = [prompt(HARM_TOKENS, seed, "slow", number) for number in rounds]
+        for number in rounds:
+            for name in alternating(self._slow, number):
+                if self._once(Phase.FILL, Kind.COLD, name, number, saved[number]):
+                    self._rest(name, HARM_TOKENS)
+        self._screen.say("asking for them")
+        for number in rounds:
+            for name in alternating([VLLM, *self._slow], number):
+                if name == VLLM:
+                    fresh = prompt(HARM_TOKENS, seed, "not saved", number)
+                    self._once(Phase.HARM, Kind.COLD, name, number, fresh)
+                else:
+                    self._guarded(name, lambda e: e.forget())
+                    self._once(Phase.HARM, Kind.SLOW, name, number, saved[number])
+
+    def _learn(self) -> None:
+        """Prompts of many lengths through the engine that plans, and how well it predicts them."""
+        lengths = random.Random(self._result.settings.seed)
+        for i in range(_LEARNING_PASSES):
+            tokens = lengths.randrange(64, _LEARNING_TOKENS)
+            self._screen.step(f"learning, {i + 1} of {_LEARNING_PASSES}")
+            self._ask(SLOW_PLANNED, [prompt(tokens, "learn", i)], 1)
+
+        def ask(engine: EngineLike) -> None:
+            engine.rest(_GAUGES_S)
+            engine.ask([prompt(64, "learn", "last")], max_tokens=4)
+            self._result.prefill_error_ratio = engine.metric("kvist_prefill_error_ratio")
+
+        self._guarded(SLOW_PLANNED, ask)
 
     def _rounds(self) -> list[tuple[int, int]]:
         wanted = self._result.settings

@@ -22,6 +22,7 @@ class Kind(Enum):
     RESTART = "restart"  # a cache that outlived the engine process
     DISK = "disk"  # the same, and the kernel has none of its files in memory
     MEMORY = "memory"  # a cache's memory, the engine's own prefix cache being empty
+    SLOW = "slow"  # a disk slower than computing, as far as it is used
     FLOW = "flow"  # nowhere: a batch of prompts that nobody has seen, prefill and decode
 
 
@@ -32,6 +33,7 @@ class Phase(Enum):
     FLOW = "flow"  # batches without any reuse
     REUSE = "reuse"  # caches were restarted; the prompts of FILL come again
     DISK = "disk"  # once more, from files that are on the disk only
+    HARM = "harm"  # a disk slower than computing
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +89,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True):
     complete: bool = False
     samples: list[Sample] = []
     absent: dict[str, str] = {}
+    prefill_error_ratio: float | None = None  # median, of the passes that Kvist predicted
 
     def times_s(
         self, phase: Phase, kind: Kind, participant: str, prompt_tokens: int
@@ -113,6 +116,8 @@ def valid(sample: Sample) -> bool:
     """
     if sample.kind in (Kind.COLD, Kind.FLOW):
         return sample.cached_tokens == 0
+    if sample.kind is Kind.SLOW:
+        return True
     return sample.cached_tokens >= sample.prompt_tokens - 256
 
 

@@ -137,7 +137,7 @@ class SsdConfig(_Section, frozen=True):
     ] = "auto"
     depth: Annotated[
         int, Meta(ge=1, le=1024, description="Reads that one thread has under way at once.")
-    ] = 16
+    ] = 4
     insert: Annotated[
         Literal["all", "second-sight", "value"],
         Meta(
@@ -204,6 +204,21 @@ class ConnectorConfig(_Section, frozen=True):
     min_load_tokens: Annotated[
         int, Meta(ge=0, description="Matches shorter than this many tokens are recomputed.")
     ] = 0
+    load_policy: Annotated[
+        Literal["planned", "always"],
+        Meta(
+            description="`planned`: of what matched, as much is loaded as is predicted to be "
+            "faster than computing it, from speeds that are learned while the engine works, and a "
+            "load that falls behind is cut off. `always`: everything that matched is loaded."
+        ),
+    ] = "planned"
+    save_unseen: Annotated[
+        Literal["auto", "always"],
+        Meta(
+            description="Whether blocks are saved that nobody has asked for before. `auto`: "
+            "unless so little is ever asked for again that saves cost more than they spare."
+        ),
+    ] = "auto"
     copy_threads: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Literal["auto"],
         Meta(

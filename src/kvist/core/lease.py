@@ -6,13 +6,13 @@ reserved whole, or the caller is told so at once. Blocks are immutable and the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
-from kvist.core.outcome import BlockRef, Match, Outcome
+from kvist.core.outcome import BlockRef, Match, Outcome, ReadTotals, Tier
 
 
 class Lease(Protocol):
@@ -142,4 +142,8 @@ class BlockStore(Protocol):
 
     def room_blocks(self, tenant: str = "") -> int:
         """Slots that `read` or `write` could reserve now for `tenant`: free plus evictable."""
+        ...
+
+    def read_totals(self) -> Mapping[Tier, ReadTotals]:
+        """What was read from each tier below DRAM since the store was opened."""
         ...

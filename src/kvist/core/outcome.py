@@ -38,6 +38,18 @@ class BlockRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadTotals:
+    """What has been read from a tier so far.
+
+    `busy_s` counts the time in which at least one read was under way, up to now: over an interval,
+    bytes by busy seconds is the bandwidth that readers together get.
+    """
+
+    size_bytes: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """The longest run of present blocks from the start; `tiers[i]` is where block i is."""
 

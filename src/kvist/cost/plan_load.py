@@ -45,6 +45,8 @@ class Overlap(Enum):
 class Reason(Enum):
     """Why a load was planned as it was; the label of metrics and logs."""
 
+    UNMEASURED = "unmeasured"  # loaded whole: nothing is known yet that speaks against it
+    TOLD_TO = "told_to"  # loaded whole: the configuration asks for no plan
     NOTHING_MATCHED = "nothing_matched"
     NO_PATH = "no_path"  # the first block is where no usable path leads
     RECOMPUTE_FASTER = "recompute_faster"  # however long the run, computing beats loading

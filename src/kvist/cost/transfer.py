@@ -7,6 +7,10 @@ seconds a byte. What is seen counts as at most `_MAX_STEP` times slower or faste
 believed, so that one stall does not condemn a path, and a bandwidth stays within `_MAX_RATIO` of
 its seed.
 
+Where transfers overlap, none of them shows the bandwidth that all get together. `observe_rate`
+takes the bytes of an interval and the time in which the path was busy in it; the longer, the more
+it counts. The first such interval replaces the seed, which was a guess.
+
 What the connector spends beside the transfer (hashing, scattering pages, waking threads) is a
 `LoadOverhead`: a fixed part for each load and a part for each block.
 """
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 from kvist.core.errors import ConfigError
 
 _STEP = 0.2
+_HALF_LIFE_S = 0.2  # of what a rate was believed to be, in seconds of a busy path
 _MAX_STEP = 4.0
 _MAX_RATIO = 1e4
 _MIN_LATENCY_S = 1e-7
@@ -73,13 +78,14 @@ class Transfer:
 class TransferTimes:
     """Speeds of all paths, learned from finished transfers. One owner; no clock."""
 
-    __slots__ = ("_next", "_open", "_queued", "_seeds", "_speeds")
+    __slots__ = ("_measured", "_next", "_open", "_queued", "_seeds", "_speeds")
 
     def __init__(self, seeds: Mapping[str, PathSpeed]) -> None:
         self._seeds = dict(seeds)
         self._speeds = dict(seeds)
         self._queued = dict.fromkeys(seeds, 0)
         self._open: dict[int, Transfer] = {}
+        self._measured: set[str] = set()
         self._next = 0
 
     @property
@@ -159,6 +165,29 @@ class TransferTimes:
             raise ValueError(f"{transfer} is not open")
         self._queued[transfer.path] -= transfer.size_bytes
 
+    def measured(self, path: str) -> bool:
+        """Whether `observe_rate` has replaced the path's seed."""
+        return path in self._measured
+
+    def observe_rate(self, path: str, size_bytes: int, busy_s: float) -> None:
+        """Learns from an interval in which `size_bytes` came while the path was busy `busy_s`.
+
+        Raises:
+            ConfigError: no such path.
+            ValueError: no bytes, or a time that is not above 0 and finite.
+        """
+        now = self.speed(path)
+        if size_bytes < 1 or not 0 < busy_s < math.inf:
+            raise ValueError(f"{size_bytes} bytes in {busy_s} s")
+        seen = busy_s / size_bytes
+        if path in self._measured and now.bytes_per_s:
+            # Bytes that were expected to take long and came soon say as much as a long interval.
+            evidence_s = max(busy_s, size_bytes / now.bytes_per_s)
+            step = max(_STEP, 1 - 0.5 ** (evidence_s / _HALF_LIFE_S))
+            seen = _towards(1 / now.bytes_per_s, seen, step)
+        self._measured.add(path)
+        self._speeds[path] = PathSpeed(now.latency_s, 1 / seen)
+
     def _learn(self, transfer: Transfer, seconds: float) -> None:
         now, seed = self._speeds[transfer.path], self._seeds[transfer.path]
         moved = transfer.ahead_bytes + transfer.size_bytes
@@ -214,6 +243,6 @@ class LoadOverhead:
             self.per_block_s = _towards(max(self.per_block_s, _MIN_LATENCY_S / 100), seen)
 
 
-def _towards(now: float, seen: float) -> float:
+def _towards(now: float, seen: float, step: float = _STEP) -> float:
     """One step of an EWMA; what is seen counts as at most `_MAX_STEP` away by factor."""
-    return (1 - _STEP) * now + _STEP * min(now * _MAX_STEP, max(now / _MAX_STEP, seen))
+    return (1 - step) * now + step * min(now * _MAX_STEP, max(now / _MAX_STEP, seen))

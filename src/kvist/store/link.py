@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from kvist.core.errors import KvistError, TierFullError, TierTimeout
 from kvist.core.keys import Key
-from kvist.core.outcome import Tier
+from kvist.core.outcome import ReadTotals, Tier
 from kvist.store.breaker import Breaker, BreakerState
 from kvist.tiers.protocol import LowerTier, RunFinder
 
@@ -57,6 +57,9 @@ class LowerLink:
         self._put_began: float | None = None
         self._tickets = 0
         self._writer_lost = False
+        self._read_bytes = 0
+        self._busy_s = 0.0
+        self._busy_since = 0.0  # while any read is under way
 
     def contains_run(self, keys: Sequence[Key]) -> int:
         """How many keys from the first on are below. Called without the store's lock."""
@@ -82,12 +85,24 @@ class LowerLink:
         if not self.read.acquire():
             return None
         self._tickets += 1
-        self._reads[self._tickets] = self._clock()
+        now = self._clock()
+        if not self._reads:
+            self._busy_since = now
+        self._reads[self._tickets] = now
         return self._tickets
 
     def go_on_reading(self, ticket: int) -> None:
         """A read of many blocks has brought one more: it is alive."""
         self._reads[ticket] = self._clock()
+
+    def count_read(self, size_bytes: int) -> None:
+        """A block has arrived whole."""
+        self._read_bytes += size_bytes
+
+    def read_totals(self) -> ReadTotals:
+        """What was read so far; a read under way counts as busy up to now."""
+        under_way_s = self._clock() - self._busy_since if self._reads else 0.0
+        return ReadTotals(self._read_bytes, self._busy_s + under_way_s)
 
     def probing(self) -> bool:
         """Whether the next read asks if the medium works again; then one block is enough."""
@@ -96,6 +111,8 @@ class LowerLink:
     def end_read(self, ticket: int, error: Exception | None) -> None:
         """Reports how a read ended; one that took too long is a failure too."""
         slow = self._is_stuck(self._reads.pop(ticket))
+        if not self._reads:
+            self._busy_s += self._clock() - self._busy_since
         if error is None and not slow:
             self.read.succeed()
             return

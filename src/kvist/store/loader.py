@@ -21,7 +21,7 @@ from kvist.store.prefetch import Prefetcher
 from kvist.tiers.protocol import BatchReader
 
 BATCH_BLOCKS = 32
-BATCH_BYTES = 24 << 20  # small enough that the threads share a long prompt evenly
+BATCH_BYTES = 64 << 20  # at its end a thread waits for its last reads: not too often
 PREFETCH_BATCHES = 4  # a prefetch takes this part of a batch
 
 
@@ -150,6 +150,7 @@ class Loader:
         entry.busy = False
         if outcome is Outcome.HIT:
             table.counters.loaded += 1
+            self._link.count_read(table.raw_bytes)
             table.admit(entry, State.CLEAN)
             self._prefetcher.end(entry)
             return

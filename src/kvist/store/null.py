@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
-from kvist.core.outcome import BlockRef, Match, Outcome
+from kvist.core.outcome import BlockRef, Match, Outcome, ReadTotals, Tier
 
 
 class NullLease:
@@ -105,3 +105,7 @@ class NullStore:
     def room_blocks(self, tenant: str = "") -> int:
         """None."""
         return 0
+
+    def read_totals(self) -> Mapping[Tier, ReadTotals]:
+        """There is no tier."""
+        return {}

@@ -17,7 +17,7 @@ from kvist.core.errors import ClosedError
 from kvist.core.events import KvEvent, Removed
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
-from kvist.core.outcome import BlockRef, Match, Tier
+from kvist.core.outcome import BlockRef, Match, ReadTotals, Tier
 from kvist.policy.filters import AdmitAll, InsertFilter
 from kvist.policy.protocol import EvictionPolicy, TakesHints
 from kvist.store import audit, expiry, forget, survey
@@ -244,6 +244,11 @@ class TieredStore:
         """Slots that `read` or `write` could reserve now for `tenant`: free plus evictable."""
         with self._lock:
             return self._table.room(tenant)
+
+    def read_totals(self) -> dict[Tier, ReadTotals]:
+        """What was read from the tier below, by whomever it was asked for."""
+        with self._lock:
+            return {self._link.name: self._link.read_totals()} if self._link is not None else {}
 
     def evict(self, keys: Iterable[Key]) -> int:
         """Forgets blocks in every tier; those leased, pinned or moving are skipped.

@@ -8,15 +8,13 @@ slots are handed out again first, so an arena is only as large as it has ever be
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
 import os
 from typing import Self
 
 import msgspec
 
 from kvist.core.errors import ClosedError, StoreError
+from kvist.tiers.mapping import map_shared
 
 PAGE_BYTES = 4096
 
@@ -46,11 +44,10 @@ class ArenaMap:
         self.size_bytes = size_bytes
         self.slot_bytes = slot_bytes
         try:
-            self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+            self._bytes, self._address = map_shared(fd, size_bytes)
         except (OSError, ValueError):
             os.close(fd)
             raise
-        self._bytes = memoryview(self._map)
 
     @property
     def fd(self) -> int:
@@ -64,9 +61,9 @@ class ArenaMap:
         Raises:
             ClosedError: the mapping was closed.
         """
-        if self._map is None:
+        if self._fd < 0:
             raise ClosedError("the arena was closed")
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        return self._address
 
     def offset(self, slot: int) -> int:
         """Byte offset of `slot` from the beginning of the mapping."""
@@ -79,7 +76,7 @@ class ArenaMap:
             ClosedError: the mapping was closed.
             IndexError: there is no such slot.
         """
-        if self._map is None:
+        if self._fd < 0:
             raise ClosedError("the arena was closed")
         start = slot * self.slot_bytes
         if slot < 0 or start + self.slot_bytes > self.size_bytes:
@@ -88,14 +85,11 @@ class ArenaMap:
 
     def close(self) -> None:
         """Closes the descriptor and unmaps, now or when the last view dies. Idempotent."""
-        if self._map is None:
+        if self._fd < 0:
             return
-        mapping, self._map = self._map, None
         self._bytes.release()
-        with contextlib.suppress(BufferError):  # views are alive: it dies with the last of them
-            mapping.close()
-        os.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +126,6 @@ class Arena(ArenaMap):
             os.close(fd)
             raise
         super().__init__(fd, size_bytes, slot_bytes=slot_bytes)
-        self._advise_huge_pages()
         self._warm: list[int] = []
         self._fresh = 0  # slots from here on were never used
         self._used = bytearray(self.capacity_slots)
@@ -189,10 +182,3 @@ class Arena(ArenaMap):
     def used(self, slot: int) -> bool:
         """Whether `slot` has an owner."""
         return bool(self._used[slot])
-
-    def _advise_huge_pages(self) -> None:
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        if advice is None or self._map is None:
-            return
-        with contextlib.suppress(OSError):  # no huge pages for shared memory: it works as well
-            self._map.madvise(advice)

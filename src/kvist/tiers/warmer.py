@@ -1,24 +1,24 @@
-"""Gives an arena its pages a stretch ahead of their first use, off the path of any request.
+"""Gives memory its pages a stretch ahead of their first use, off the path of any request.
 
 The first touch of a page costs a fault and a zeroing: for a long prompt that is as much time as
-the copy itself. The warmer keeps a bounded stretch beyond what was handed out ready, so an arena
-still grows only with its use.
+the copy itself, and small pages make every later copy slow. The warmer keeps a bounded stretch
+beyond what was used present and in huge pages, so an arena still grows only with its use.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable
 
 from kvist.core.errors import ClosedError
 from kvist.tiers.dram import ArenaMap
+from kvist.tiers.mapping import collapse, populate
 
 AHEAD_BYTES = 512 << 20
-_STEP_BYTES = 8 << 20
+STEP_BYTES = 8 << 20  # small, since the kernel lets nobody map memory meanwhile
 _POLL_S = 0.05
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; before it, `madvise` says EINVAL and pages come by faults
+NICENESS = 10  # engines go first
 
 
 class Warmer:
@@ -33,7 +33,6 @@ class Warmer:
     ) -> None:
         """`used_bytes` says how far the arena has been used; it is asked often."""
         self._arena, self._used_bytes, self._ahead_bytes = arena, used_bytes, ahead_bytes
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvist-warm", daemon=True)
         self.warm_bytes = 0
@@ -48,12 +47,12 @@ class Warmer:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # engines go first
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._stop.is_set() and self.warm_bytes < self._arena.size_bytes:
             goal = min(self._arena.size_bytes, self._used_bytes() + self._ahead_bytes)
             if self.warm_bytes >= goal:
                 self._stop.wait(_POLL_S)
-            elif not self._step(min(_STEP_BYTES, goal - self.warm_bytes)):
+            elif not self._step(min(STEP_BYTES, goal - self.warm_bytes)):
                 return
 
     def _step(self, size_bytes: int) -> bool:
@@ -61,9 +60,7 @@ class Warmer:
             address = self._arena.address + self.warm_bytes
         except ClosedError:
             return False
-        # a mapping that is unmapped meanwhile makes this fail, never crash: nothing is touched
-        failed = self._libc.madvise(
-            ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), _MADV_POPULATE_WRITE
-        )
+        present = populate(address, size_bytes)
+        collapse(address, size_bytes)
         self.warm_bytes += size_bytes
-        return not failed
+        return present

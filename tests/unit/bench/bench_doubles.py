@@ -61,6 +61,9 @@ class FakeEngine:
         if self.tires_after_s is not None and rest_s >= self.tires_after_s:
             raise EngineError(f"{self.participant.name} has ended: asleep")
 
+    def metric(self, name: str) -> float | None:
+        return 0.1
+
     def stop(self) -> None:
         self.ended = "stopped"
 

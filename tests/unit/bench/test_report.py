@@ -79,8 +79,8 @@ def test_a_cold_request_that_found_something_counts_for_nothing(run: Result) -> 
 
 
 def test_verdicts_say_met_missed_or_not_measured(run: Result) -> None:
-    assert [v.met for v in verdicts(run)] == [True, True, True, False]
-    assert [v.met for v in verdicts(result())] == [None] * 4
+    assert [v.met for v in verdicts(run)] == [True, True, True, False, None, None]
+    assert [v.met for v in verdicts(result())] == [None] * 6
 
 
 def test_a_target_is_neither_met_nor_missed_after_too_few_rounds() -> None:

@@ -11,14 +11,27 @@ from bench_doubles import LENGTH, FakeEngine, result
 from kvist.bench.participants import (
     KVIST,
     OFFLOADING,
+    SLOW_ALWAYS,
+    SLOW_PLANNED,
     VLLM,
     Participant,
     vllm_alone,
     vllm_with_kvist,
     vllm_with_offloading,
+    vllm_with_slow_disk,
 )
 from kvist.bench.prompts import alternating, prompt
-from kvist.bench.runner import DISK, FLOW, PARTS, REUSE, SAVING, Runner, drop_from_page_cache
+from kvist.bench.runner import (
+    DISK,
+    FLOW,
+    HARM,
+    HARM_TOKENS,
+    PARTS,
+    REUSE,
+    SAVING,
+    Runner,
+    drop_from_page_cache,
+)
 from kvist.bench.samples import Kind, Phase, Result
 
 
@@ -52,6 +65,7 @@ class Bench:
         self.tires = ""
         self.fail_asks: tuple[str, int] = ("", 0)
         who = [vllm_alone(), vllm_with_kvist(tmp_path), vllm_with_offloading(tmp_path)]
+        who += [vllm_with_slow_disk(tmp_path, name) for name in (SLOW_PLANNED, SLOW_ALWAYS)]
         self.runner = Runner(self.result, who, parts, self.start, self.screen)
 
     def start(self, participant: Participant) -> FakeEngine:
@@ -179,3 +193,15 @@ def test_dropping_pages_leaves_the_files_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     drop_from_page_cache(tmp_path)
     assert (tmp_path / "deep" / "file").read_bytes() == b"kv" * 5000
+
+
+def test_a_slow_disk_is_measured_with_both_policies_beside_the_engine_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, parts=[HARM])
+    bench.runner.run()
+    times_s = bench.result.times_s
+    assert len(times_s(Phase.HARM, Kind.COLD, VLLM, HARM_TOKENS)) == 2
+    for name in (SLOW_PLANNED, SLOW_ALWAYS):
+        assert len(times_s(Phase.HARM, Kind.SLOW, name, HARM_TOKENS)) == 2
+    assert bench.result.prefill_error_ratio == 0.1
+    assert bench.screen.count == bench.runner.steps()
+    assert all(engine.ended == "killed" for engine in bench.engines)

@@ -13,7 +13,7 @@ from kvist.bench.store import samples
 from kvist.bench.store.contender import ContenderError
 from kvist.bench.store.files import PlainFiles
 from kvist.bench.store.report import bound_rows, limit_rows, peer_rows, tables
-from kvist.bench.store.run import StoreRun, rotated
+from kvist.bench.store.run import StoreRun, in_turn
 from kvist.bench.store.samples import (
     FILES,
     KVIST,
@@ -85,7 +85,11 @@ def test_a_peer_that_fails_is_left_out_and_the_run_goes_on(
 
 
 def test_another_contender_is_first_every_turn() -> None:
-    assert ["".join(rotated("abc", i)) for i in range(4)] == ["abc", "bca", "cab", "abc"]
+    turns = ["".join(in_turn("abcdef", i)) for i in range(6)]
+    assert all(sorted(turn) == list("abcdef") for turn in turns)
+    before_a = {turn[turn.index("a") - 1] for turn in turns if turn[0] != "a"}
+    assert len(before_a) > 2
+    assert turns == ["".join(in_turn("abcdef", i)) for i in range(6)]
 
 
 def test_a_target_is_met_or_not_by_the_ratio_of_medians(judged: StoreResult) -> None:

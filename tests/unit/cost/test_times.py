@@ -241,3 +241,24 @@ def test_overhead_of_a_load_and_of_its_blocks_are_learned_apart() -> None:
     assert overhead.overhead_s(0) == 0
     with pytest.raises(ValueError, match="a load of 0 blocks"):
         overhead.observe(0, 1.0)
+
+
+def test_the_first_interval_replaces_the_guess_and_later_ones_count_by_their_length() -> None:
+    times = TransferTimes({"ssd": PathSpeed(1e-3, 5e9)})
+    assert not times.measured("ssd")
+    times.observe_rate("ssd", 10_000_000, 0.1)
+    assert times.measured("ssd")
+    assert times.speed("ssd").latency_s == 1e-3
+    assert times.speed("ssd").bytes_per_s == pytest.approx(1e8)
+    times.observe_rate("ssd", 200_000, 0.001)
+    barely = times.speed("ssd").bytes_per_s
+    assert 1.05e8 < barely < 1.2e8
+    times.observe_rate("ssd", 200_000_000, 1.0)
+    assert times.speed("ssd").bytes_per_s > 1.7e8
+
+
+@pytest.mark.parametrize(("size", "busy"), [(0, 1.0), (1, 0.0), (1, math.inf)])
+def test_an_interval_without_bytes_or_time_is_refused(size: int, busy: float) -> None:
+    times = TransferTimes({"ssd": PathSpeed(1e-3, 5e9)})
+    with pytest.raises(ValueError, match="bytes in"):
+        times.observe_rate("ssd", size, busy)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvist.core.errors import TierError
 from kvist.core.keys import Key
-from kvist.core.outcome import Outcome, Tier
+from kvist.core.outcome import Outcome, ReadTotals, Tier
 from kvist.store import TieredStore
-from kvist.testing.store_suite import WAIT_S, DictTier, content, key, put
+from kvist.testing.store_suite import RAW_BYTES, WAIT_S, DictTier, content, key, put
 
 MakeStore = Callable[..., TieredStore]
 
@@ -99,3 +99,20 @@ def test_match_over_both_tiers_ends_at_the_first_absent_block(make_store: MakeSt
     assert store.match([key(n) for n in (0, 3, 1, 2)]).tiers == (dram, dram, ssd, ssd)
     assert store.match([key(9)]).tiers == ()
     store.close()
+
+
+def test_what_was_read_is_counted_with_the_time_in_which_anything_was(
+    make_store: MakeStore, clock: Callable[[], float]
+) -> None:
+    tier = filled(4)
+    store = make_store(blocks=8, lower=tier, io_threads=1, clock=clock)
+    assert store.read_totals() == {Tier.SSD: ReadTotals()}
+    tier.gate.clear()
+    with store.read([key(n) for n in range(4)], deadline_s=WAIT_S) as lease:
+        assert lease.wait(1) is Outcome.HIT
+        clock.now_s = 0.5  # type: ignore[attr-defined]
+        under_way = store.read_totals()[Tier.SSD]
+        tier.gate.set()
+        assert lease.wait(0) is Outcome.HIT
+    assert under_way.busy_s == 0.5
+    assert store.read_totals()[Tier.SSD].size_bytes == 4 * RAW_BYTES

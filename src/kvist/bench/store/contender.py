@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from kvist.core.keys import Key
 from kvist.native import chain_keys
+from kvist.tiers.mapping import collapse, map_shared, populate
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -50,17 +50,19 @@ class Contender(Protocol):
 class Blocks:
     """The blocks of a run, in memory that child processes can map, and room to read them into."""
 
-    def __init__(self, folder: Path, *, count: int, block_bytes: int, seed: int) -> None:
-        """`folder` should be in memory."""
+    def __init__(self, *, count: int, block_bytes: int, seed: int) -> None:
         self.count, self.block_bytes = count, block_bytes
-        self.path = folder / "blocks"
-        with self.path.open("w+b") as file:
-            os.ftruncate(file.fileno(), self.total_bytes)
-            self._source = mmap.mmap(file.fileno(), self.total_bytes)
-        self._target = mmap.mmap(-1, self.total_bytes)
-        self._target.madvise(mmap.MADV_HUGEPAGE)
-        self.source = _rows(self._source, count)
-        self.target = _rows(self._target, count)
+        self._fd = os.memfd_create("kvist-bench-blocks")
+        os.ftruncate(self._fd, self.total_bytes)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        source, at = map_shared(self._fd, self.total_bytes)
+        in_huge_pages(at, self.total_bytes)
+        self._room = os.memfd_create("kvist-bench-room")
+        os.ftruncate(self._room, self.total_bytes)
+        target, at = map_shared(self._room, self.total_bytes)
+        in_huge_pages(at, self.total_bytes)
+        self.source = np.frombuffer(source, np.uint8).reshape(count, -1)
+        self.target = np.frombuffer(target, np.uint8).reshape(count, -1)
         random = np.random.default_rng(seed)
         for row in self.source:  # block by block, so that no second copy of all is needed
             row[:] = random.integers(0, 256, block_bytes, np.uint8)
@@ -105,11 +107,14 @@ class Blocks:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+        os.close(self._room)
 
 
-def _rows(memory: mmap.mmap, count: int) -> Bytes:
-    return np.frombuffer(memory, np.uint8).reshape(count, -1)
+def in_huge_pages(address: int, size_bytes: int) -> None:
+    """Makes memory present, in huge pages where the kernel grants them: for every contender."""
+    populate(address, size_bytes)
+    collapse(address, size_bytes)
 
 
 def round_keys(round_number: int, count: int) -> list[Key]:

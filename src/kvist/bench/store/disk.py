@@ -19,7 +19,7 @@ from kvist.tiers.protocol import Payload
 from kvist.tiers.ssd import SsdTier
 
 BATCH_BLOCKS = 32  # as the store's writer
-READ_BATCH_BLOCKS = 12  # as the store's loader
+READ_BATCH_BLOCKS = 32  # as the store's loader
 _CAPACITY_BYTES = 4 << 30  # never reached: it decides how long a segment is
 _KEYSPACE = bytes(32)
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE

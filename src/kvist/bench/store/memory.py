@@ -8,7 +8,14 @@ from enum import Enum
 
 import numpy as np
 
-from kvist.bench.store.contender import BLOCK_TOKENS, Blocks, ContenderError, round_keys, share_out
+from kvist.bench.store.contender import (
+    BLOCK_TOKENS,
+    Blocks,
+    ContenderError,
+    in_huge_pages,
+    round_keys,
+    share_out,
+)
 from kvist.connectors.pages import RegionMap, TensorView, page_map, strided_map
 from kvist.core.layout import BlockLayout, HeadSlice
 from kvist.core.outcome import BlockRef, Outcome
@@ -72,15 +79,27 @@ def _region(order: Order, pages: int) -> RegionMap:
 
 
 class Memcpy:
-    """The limit: each block copied by memcpy from and to memory that is there already."""
+    """The limit: each block copied by memcpy to memory of its own, as every store has, and back."""
 
     def __init__(self, blocks: Blocks, *, threads: int) -> None:
         self._blocks, self._threads = blocks, threads
+        self._kept = Arena(blocks.total_bytes, slot_bytes=blocks.block_bytes)
+        in_huge_pages(self._kept.address, self._kept.size_bytes)
 
     def write(self, round_number: int) -> float:
         """Copies all blocks; seconds."""
         del round_number
-        source, target = self._blocks.source.ctypes.data, self._blocks.target.ctypes.data
+        return self._copy(self._kept.address, self._blocks.source.ctypes.data)
+
+    def read(self, round_number: int) -> float:
+        """Copies them back; seconds."""
+        del round_number
+        self._blocks.forget()
+        took_s = self._copy(self._blocks.target.ctypes.data, self._kept.address)
+        self._blocks.prove("memcpy")
+        return took_s
+
+    def _copy(self, target: int, source: int) -> float:
         size = self._blocks.block_bytes
 
         def copy(i: int) -> None:
@@ -90,15 +109,9 @@ class Memcpy:
         share_out(self._threads, self._blocks.count, copy)
         return time.perf_counter() - began
 
-    def read(self, round_number: int) -> float:
-        """The same the other way round would be the same."""
-        self._blocks.forget()
-        took_s = self.write(round_number)
-        self._blocks.prove("memcpy")
-        return took_s
-
     def close(self) -> None:
-        """Has nothing to end."""
+        """Gives the memory back."""
+        self._kept.close()
 
 
 class KvistMemory:
@@ -112,7 +125,7 @@ class KvistMemory:
         self._to = EnginePages(blocks.target, order)
         self._move = move_pages if checksums is Checksums.NONE else move_pages_checksum
         arena = Arena(blocks.total_bytes, slot_bytes=blocks.block_bytes)
-        ctypes.memset(arena.address, 1, arena.size_bytes)  # pages are there, as with `Warmer`
+        in_huge_pages(arena.address, arena.size_bytes)  # as `Warmer` does
         self._store = TieredStore(arena, LeafLru(), None, raw_bytes=blocks.block_bytes)
 
     def write(self, round_number: int) -> float:

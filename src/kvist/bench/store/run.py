@@ -6,6 +6,7 @@ same blocks. The first time round is not kept: it faults pages in and opens conn
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -70,11 +71,11 @@ class StoreRun:
         wanted = self._result.settings
         with _memory_folder(self._folder) as memory:
             with Blocks(
-                memory, count=wanted.dram_blocks, block_bytes=wanted.block_bytes, seed=self._seed
+                count=wanted.dram_blocks, block_bytes=wanted.block_bytes, seed=self._seed
             ) as blocks:
                 self._stage(lambda stack: self._in_memory(stack, blocks, memory))
             with Blocks(
-                memory, count=wanted.disk_blocks, block_bytes=wanted.block_bytes, seed=self._seed
+                count=wanted.disk_blocks, block_bytes=wanted.block_bytes, seed=self._seed
             ) as blocks:
                 self._stage(lambda stack: self._on_disk(stack, blocks))
         self._look_up()
@@ -123,7 +124,7 @@ class StoreRun:
         with ExitStack() as stack:
             entries = make(stack)
             for turn in range(self._result.settings.rounds + 1):
-                for entry in rotated(entries, turn):
+                for entry in in_turn(entries, turn):
                     if not self._measure(entry, turn):
                         entries = [e for e in entries if e is not entry]
 
@@ -203,10 +204,11 @@ def absent_key(who: str, medium: str) -> str:
     return f"{who} {medium}"
 
 
-def rotated(entries: Sequence[Entry], turn: int) -> list[Entry]:
-    """`entries`, of which another one is first every turn: none is always next to the same one."""
-    first = turn % len(entries)
-    return [*entries[first:], *entries[:first]]
+def in_turn(entries: Sequence[Entry], turn: int) -> list[Entry]:
+    """`entries` in another order every turn: what one leaves in the caches meets others in turn."""
+    order = list(entries)
+    random.Random(turn).shuffle(order)
+    return order
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +12,20 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from kvist.connectors.appraiser import PROBE_BLOCKS, Appraisal, Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.identity import fingerprint, keyspace_for, weights_id, windows_text
 from kvist.connectors.transformers.blocks import Staging, cached_tokens, canonical_blocks
+from kvist.connectors.transformers.timing import first_pass, seed_of
 from kvist.core.errors import UnsupportedError
 from kvist.core.keys import Key, RequestScope, seed_bytes
 from kvist.core.keyspace import Keyspace
-from kvist.core.lease import BlockStore
+from kvist.core.lease import BlockStore, ReadLease
 from kvist.core.outcome import BlockRef, Outcome
 from kvist.native import chain_keys, digest
 
 _NO_SCOPE = RequestScope()
+_LOOK_S = 0.01  # how often a load under way is compared with its prediction
 # Arguments of `generate` that are no generation setting and change no KV.
 _HARMLESS = frozenset(
     [
@@ -78,6 +82,10 @@ class TransformersKvist:
         self._deadline_s = read_deadline_s
         self._fingerprint = fingerprint(keyspace)
         self._fallback = Fallback()
+        layout = keyspace.layout
+        self.appraiser = Appraiser(
+            seed_of(model), block_tokens=layout.block_tokens, block_bytes=layout.block_bytes
+        )
 
     @classmethod
     def open(
@@ -135,9 +143,15 @@ class TransformersKvist:
         usable = prompt[: max(0, len(prompt) - 1)]
         keys = chain_keys(seed, usable, layout.block_tokens)
         nothing = _Prefix(DynamicCache(config=self._model.config), 0, {})
-        prefix = self._fallback.guard("load", lambda: self._load(keys), default=None) or nothing
+        prefix = (
+            self._fallback.guard("load", lambda: self._load(keys, len(prompt)), default=None)
+            or nothing
+        )
         kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
-        out = self._model.generate(input_ids, past_key_values=prefix.cache, **kwargs)
+        with first_pass(self._model) as pass_time:
+            out = self._model.generate(input_ids, past_key_values=prefix.cache, **kwargs)
+        cached = prefix.blocks * layout.block_tokens
+        self.appraiser.passed([(len(prompt) - cached, cached)], pass_time.seconds)
         sequence = out if isinstance(out, torch.Tensor) else out.sequences
         tokens: list[int] = sequence[0].tolist()
         saved = 0
@@ -154,18 +168,26 @@ class TransformersKvist:
         )
         return out
 
-    def _load(self, keys: Sequence[Key]) -> _Prefix | None:
+    def _load(self, keys: Sequence[Key], prompt_tokens: int) -> _Prefix | None:
         match = self.store.match(keys)
-        found = min(len(match), self.store.room_blocks())
+        self.appraiser.read(self.store.read_totals())
+        plan = self.appraiser.plan(match, prompt_tokens=prompt_tokens, computed_tokens=0)
+        if self.appraiser.wants_probe(plan.decision, time.monotonic()):
+            self.store.prefetch(keys[:PROBE_BLOCKS], deadline_s=self._deadline_s)
+        found = min(plan.decision.load_blocks, self.store.room_blocks())
         if not found:
             return None
         layout = self.keyspace.layout
         staging = Staging(layout, found)
+        began_s, copy_s = time.monotonic(), 0.0
         with self.store.read(keys[:found], deadline_s=self._deadline_s) as lease:
             blocks = 0
-            while blocks < found and lease.wait(blocks) is Outcome.HIT:
+            while blocks < found and _arrived(lease, blocks, plan, began_s):
+                copying_s = time.monotonic()
                 staging.fill(blocks, lease.buffer(blocks))
+                copy_s += time.monotonic() - copying_s
                 blocks += 1
+        self.appraiser.copied(blocks * layout.block_bytes, copy_s)
         if not blocks:
             return None
         tiers: dict[str, int] = {}
@@ -235,6 +257,16 @@ _REQUIRED: Mapping[str, tuple[object, ...]] = {
     "cache_implementation": (None, "dynamic"),
     "token_healing": (None, False),
 }
+
+
+def _arrived(lease: ReadLease, block: int, plan: Appraisal, began_s: float) -> bool:
+    """Waits until `block` is there; `False` if it is not to be had, or not worth the wait."""
+    while True:
+        outcome = lease.wait(block, timeout_s=_LOOK_S)
+        if outcome is not Outcome.PENDING:
+            return outcome is Outcome.HIT
+        if plan.behind(lease.hits(), time.monotonic() - began_s):
+            return False
 
 
 def model_keyspace(

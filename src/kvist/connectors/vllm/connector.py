@@ -23,6 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvist.assemble import open_embedded_store
 from kvist.config import Config, load_config
+from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm import roles
 from kvist.connectors.vllm.engine_facts import check_version, read_facts
@@ -90,7 +91,20 @@ class KvistConnector(KVConnectorBase_V1):
             SaveKnobs(
                 enabled=knobs.save and transfer.is_kv_producer,
                 decode=knobs.save_decode,
+                all_blocks=knobs.save_unseen == "always",
             ),
+            self._appraiser(),
+        )
+
+    def _appraiser(self) -> Appraiser:
+        knobs = self._config.connector
+        self._kept = roles.kept_speeds(self._config)
+        return Appraiser(
+            roles.prefill_seed_of(self._vllm_config),
+            block_tokens=self._facts.geometry.block_tokens,
+            block_bytes=self._facts.layout.block_bytes,
+            planned=knobs.load_policy == "planned",
+            known=self._kept.load(self._facts.fingerprint) if self._kept else None,
         )
 
     @property
@@ -251,7 +265,15 @@ class KvistConnector(KVConnectorBase_V1):
             self._gauges_due_s = now_s + _GAUGE_PERIOD_S
             for name, value in roles.gauges(self._store.stats()).items():
                 tally.add(name, value)
+            for name, value in roles.learned(self._scheduler.appraiser).items():
+                tally.add(name, value)
+            self._keep_speeds()
         return tally.take()
+
+    def _keep_speeds(self) -> None:
+        speeds = self._scheduler.appraiser.speeds()
+        if self._kept is not None and speeds is not None:
+            self._kept.keep(self._facts.fingerprint, speeds)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvistStats:
@@ -274,6 +296,7 @@ class KvistConnector(KVConnectorBase_V1):
         if self._worker is not None:
             self._guard("shutdown", self._worker.close, None)
         elif self.role is KVConnectorRole.SCHEDULER:
+            self._guard("keep speeds", self._keep_speeds, None)
             self._guard("shutdown", lambda: self._store.close(deadline_s=_CLOSE_S), None)
 
     def _guard(self, hook: str, call: Callable[[], T], default: D) -> T | D:

@@ -70,6 +70,8 @@ class Finished:
     checksums: dict[int, int] = field(default_factory=dict)  # slot → of a saved block
     copied_bytes: int = 0
     copy_s: float = 0.0
+    loaded_bytes: int = 0  # of `copied_bytes`
+    load_s: float = 0.0  # of `copy_s`
 
 
 class Copier:
@@ -181,6 +183,9 @@ class Copier:
             else:
                 self._done.copied_bytes += moved.size_bytes
                 self._done.copy_s += took_s
+                if item.kind is JobKind.LOAD:
+                    self._done.loaded_bytes += moved.size_bytes
+                    self._done.load_s += took_s
                 self._checksums.setdefault(job.job_id, {}).update(moved.checksums)
             self._parts[job.job_id] -= 1
             if not self._parts[job.job_id]:

@@ -4,14 +4,19 @@
 is told to ask again. Only blocks that are in DRAM with their checksum proven are ever promised, so
 a slow or broken medium costs a recompute and never a request. Then the engine allocates pages and
 parks the request until the workers have copied the blocks there.
+
+How much of a match is asked for at all is planned (`appraiser.py`); a load that turns out slower
+than computing is cut off, and what has arrived by then is promised.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from kvist.connectors.appraiser import PROBE_BLOCKS, Appraisal, Appraiser
 from kvist.connectors.plan import BlockGeometry, LoadSpan, load_span
 from kvist.connectors.vllm.messages import CopyJob, StepReport
 from kvist.connectors.vllm.sequences import Sequence
@@ -19,7 +24,7 @@ from kvist.connectors.vllm.stats import Tally
 from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.lease import BlockStore, ReadLease
-from kvist.core.outcome import Tier
+from kvist.core.outcome import Match, Tier
 
 
 @dataclass(slots=True)
@@ -29,6 +34,9 @@ class Load:
     span: LoadSpan
     lease: ReadLease
     tiers: tuple[Tier, ...]
+    appraisal: Appraisal
+    began_s: float
+    alone: bool  # all in DRAM already, and the engine computed nothing meanwhile
     hits: int = 0
     by_tier: dict[Tier, int] = field(default_factory=dict)
     ranks: int = 0
@@ -51,9 +59,12 @@ class Loads:
     store: BlockStore
     geometry: BlockGeometry
     knobs: LoadKnobs
+    block_bytes: int
     world_size: int
     tally: Tally
     job_id: Callable[[], int]
+    appraiser: Appraiser
+    clock: Callable[[], float] = time.monotonic
     _offered: dict[str, Load] = field(default_factory=dict)  # leased, no pages yet
     _copying: dict[int, Load] = field(default_factory=dict)  # by job: ordered, not done
     _parked: dict[str, int] = field(default_factory=dict)  # request that waits → its job
@@ -79,7 +90,9 @@ class Loads:
                 return 0, False
             self._offered[req_id] = load
         if not load.lease.ready():
-            return None, False
+            if not load.appraisal.behind(load.lease.hits(), self.clock() - load.began_s):
+                return None, False
+            self.tally.add("kvist_loads_cut_off_total", 1)
         return self._promise(seq, load, computed_tokens)
 
     def _promise(self, seq: Sequence, load: Load, computed_tokens: int) -> tuple[int, bool]:
@@ -108,11 +121,39 @@ class Loads:
         span = load_span(len(tokens), computed_tokens, self.geometry, leave_tokens=0)
         if not span.blocks:
             return None
-        tiers = self.store.match(keys[span.first : span.last]).tiers
+        match = self.store.match(keys[span.first : span.last])
         self.tally.add("kvist_blocks_queried_total", span.blocks)
-        self.tally.add("kvist_blocks_matched_total", len(tiers))
+        self.tally.add("kvist_blocks_matched_total", len(match))
+        if not len(match):
+            return None
+        appraisal = self._appraise(match, len(tokens), computed_tokens)
+        decision = appraisal.decision
+        self.tally.add(f"kvist_load_decisions_total.{decision.reason.value}", 1)
+        if not decision.load_blocks:
+            seq.no_load = True  # until it runs: the answer would be the same
+            if self.appraiser.wants_probe(decision, self.clock()):
+                wished = keys[span.first : span.first + PROBE_BLOCKS]
+                self.store.prefetch(wished, deadline_s=self.knobs.deadline_s)
+            return None
+        tiers = match.tiers[: decision.load_blocks]
         lease = self._reserve(keys[span.first : span.first + len(tiers)], tiers, seq.tenant)
-        return Load(span, lease, tiers[: len(lease)]) if lease is not None else None
+        if lease is None:
+            return None
+        return Load(span, lease, tiers[: len(lease)], appraisal, self.clock(), lease.ready())
+
+    def _appraise(self, match: Match, prompt_tokens: int, computed_tokens: int) -> Appraisal:
+        """What is to be loaded, as things stand now."""
+        self.appraiser.read(self.store.read_totals())
+        queued: dict[Tier, int] = {}
+        for load in self._offered.values():
+            for tier in load.tiers[load.lease.hits() :]:
+                queued[tier] = queued.get(tier, 0) + self.block_bytes
+        return self.appraiser.plan(
+            match,
+            prompt_tokens=prompt_tokens,
+            computed_tokens=computed_tokens,
+            queued_bytes=queued,
+        )
 
     def _reserve(self, keys: Seq[Key], tiers: Seq[Tier], tenant: str) -> ReadLease | None:
         """Leases the longest run that DRAM can hold now; blocks in DRAM need no new slot."""
@@ -215,7 +256,17 @@ class Loads:
 
     def received(self, req_id: str) -> None:
         """The engine has heard that a request's wait is over."""
-        self._parked.pop(req_id, None)
+        load = self._copying.get(self._parked.pop(req_id, 0))
+        if load is not None and load.alone and load.hits and not load.failed:
+            copy = self.appraiser.bytes_per_s(Tier.DRAM)
+            moved_s = load.hits * self.block_bytes / copy if copy else 0.0
+            beside_s = max(0.0, self.clock() - load.began_s - moved_s)
+            self.appraiser.overhead.observe(load.hits, beside_s)
+
+    def computing(self) -> None:
+        """The engine computes in this step; loads under way are not all that takes time."""
+        for load in (*self._offered.values(), *self._copying.values()):
+            load.alone = False
 
     def abandon(self, req_id: str) -> bool:
         """The request is over; true if it was waiting for a copy, which must still be reported."""

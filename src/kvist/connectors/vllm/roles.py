@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from kvist.config import Config, ssd_folders
+from kvist.connectors.appraiser import Appraiser
+from kvist.connectors.speeds import KeptSpeeds
 from kvist.connectors.vllm.copier import Mover, copy_cpus
+from kvist.connectors.vllm.device_watch import DeviceWatch
 from kvist.connectors.vllm.engine_facts import EngineFacts, rank_heads
 from kvist.connectors.vllm.movers import CpuMover, TorchMover, ordered_layers, region_of
-from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
+from kvist.connectors.vllm.page_care import care_for
+from kvist.connectors.vllm.worker_side import HostWatch, WorkerSide, no_fence
+from kvist.core.errors import KvistError
+from kvist.core.outcome import Tier
+from kvist.cost.device import DEVICES, Hardware, device
+from kvist.cost.model import shape_from_config
+from kvist.cost.prefill import PrefillCoefficients
+from kvist.cost.seed import prefill_seed
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
 from kvist.tiers.warmer import Warmer
 
@@ -33,6 +45,8 @@ def worker_side(
     on_cpu = tensors[0].device.type == "cpu"
     isa = _cpu_isa(facts, tensors[0], vllm_config) if on_cpu else None
     region = region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
+    if on_cpu:
+        care_for(tensors)
     cpus = copy_cpus() if on_cpu else None
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
@@ -47,7 +61,8 @@ def worker_side(
         return TorchMover(arena, caches, facts, rank)  # maps the whole arena for the device
 
     fence = no_fence if on_cpu else _device_fence
-    return WorkerSide(make_mover, fence, cpus=cpus, early_loads=on_cpu)
+    watch = HostWatch() if on_cpu else DeviceWatch()
+    return WorkerSide(make_mover, fence, cpus=cpus, early_loads=on_cpu, watch=watch)
 
 
 def _cpu_isa(facts: EngineFacts, tensor: torch.Tensor, vllm_config: Any) -> str:
@@ -87,3 +102,39 @@ def gauges(stats: Any) -> dict[str, float]:
             if value is not None:
                 samples[f"kvist_tier_{quantity}.{tier}"] = float(value)
     return samples
+
+
+def learned(appraiser: Appraiser) -> dict[str, float]:
+    """Gauge samples of what the appraiser has learned, as far as it has."""
+    samples: dict[str, float] = {}
+    for tier in (Tier.DRAM, Tier.SSD):
+        rate = appraiser.bytes_per_s(tier)
+        if rate is not None:
+            samples[f"kvist_tier_bytes_per_second.{tier.value}"] = rate
+    if appraiser.prefill_error_ratio is not None:
+        samples["kvist_prefill_error_ratio"] = appraiser.prefill_error_ratio
+    return samples
+
+
+def kept_speeds(config: Config) -> KeptSpeeds | None:
+    """Where what is learned is kept: beside the blocks that outlive the engine."""
+    return KeptSpeeds(ssd_folders(config)[0]) if config.store.ssd.enabled else None
+
+
+def prefill_seed_of(vllm_config: Any) -> PrefillCoefficients:
+    """A first guess of prefill times; a device that is not in the catalogue is taken for an A100.
+
+    It only gives the time model its shape: nothing is decided before passes were observed.
+    """
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    shape = shape_from_config(model.hf_config, name=str(model.model))
+    return prefill_seed(shape, _hardware(parallel.world_size))
+
+
+def _hardware(ranks: int) -> Hardware:
+    if not torch.cuda.is_available():
+        return Hardware(DEVICES["cpu"], max(1, len(os.sched_getaffinity(0))))
+    try:
+        return Hardware(device(torch.cuda.get_device_name()), ranks)
+    except KvistError:
+        return Hardware(DEVICES["a100"], ranks)

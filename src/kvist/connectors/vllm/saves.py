@@ -2,7 +2,8 @@
 
 A step fills blocks; slots are reserved and copies ordered with that step; workers copy after the
 forward pass; when every rank reports, the blocks are committed. The pages of a finished request are
-kept until then; those of a preempted one are fenced.
+kept until then; those of a preempted one are fenced. Where nothing is ever asked for again, new
+blocks are not saved (`connectors/reuse.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.reuse import ReuseWatch
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.messages import CopyJob, StepReport
 from kvist.connectors.vllm.sequences import Sequence
 from kvist.connectors.vllm.stats import Tally
 from kvist.core.errors import NoSpaceError
+from kvist.core.keys import Key
 from kvist.core.lease import BlockStore, WriteLease
 from kvist.core.outcome import BlockRef
 
@@ -40,6 +43,7 @@ class SaveKnobs:
 
     enabled: bool
     decode: bool
+    all_blocks: bool = True
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class Saves:
     feed: EventFeed
     tally: Tally
     job_id: Callable[[], int]
+    save_ratio: Callable[[], float] = lambda: 0.0
+    reuse: ReuseWatch = field(default_factory=ReuseWatch)
     _jobs: dict[int, Save] = field(default_factory=dict)
     _orders: list[CopyJob] = field(default_factory=list)
     _pending: dict[str, int] = field(default_factory=dict)  # request → unfinished saves
@@ -66,10 +72,13 @@ class Saves:
         request = seq.request
         known = request.num_tokens if self.knobs.decode else request.num_prompt_tokens
         blocks = seq.cursor.full_blocks(computed_tokens, known, self.geometry.block_tokens)
-        blocks = blocks[: max(0, self.store.room_blocks(seq.tenant))]
         if not blocks:
             return
         keys = seq.chain.extend(request.all_token_ids)
+        blocks = self._worth(seq, keys, blocks)
+        blocks = blocks[: max(0, self.store.room_blocks(seq.tenant))]
+        if not blocks:
+            return
         try:
             lease = self.store.write(
                 [BlockRef(keys[b], seq.chain.parent(b), seq.tenant) for b in blocks]
@@ -78,6 +87,7 @@ class Saves:
             self.tally.add("kvist_no_space_total", 1)
             return  # offered again next step, while the pages live
         seq.cursor.advance(blocks.stop)
+        self.reuse.met(keys[blocks.start : blocks.stop])
         new = tuple(i for i in range(len(blocks)) if not lease.present(i))
         if not new:
             lease.release()
@@ -88,6 +98,23 @@ class Saves:
         slots = tuple(lease.slot(i) for i in new)
         pages = tuple(tuple(self.geometry.page_row(blocks[i], ids)) for i in new)
         self._orders.append(CopyJob(job, request.request_id, slots, pages))
+
+    def asked(self, seq: Sequence) -> None:
+        """A new request has come with these blocks in its prompt."""
+        if self.knobs.enabled and not self.knobs.all_blocks:
+            self.reuse.asked(seq.chain.extend(seq.request.all_token_ids))
+
+    def _worth(self, seq: Sequence, keys: Seq[Key], blocks: range) -> range:
+        """The first of `blocks` that are worth a copy; if none is, none is offered again."""
+        if self.knobs.all_blocks:
+            return blocks
+        new = keys[blocks.start : blocks.stop]
+        worth = self.reuse.worth_saving(new, self.save_ratio())
+        if not worth:
+            self.reuse.met(new)
+            seq.cursor.advance(blocks.stop)
+            self.tally.add("kvist_saves_skipped_total", len(blocks))
+        return blocks[:worth]
 
     def orders(self) -> list[CopyJob]:
         """Copies to be done after this step's forward pass."""

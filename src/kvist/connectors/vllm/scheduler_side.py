@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
 
+from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
@@ -28,6 +30,8 @@ from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
 from kvist.tiers.dram import ArenaLocator
 
+_MOST_TIMED = 64  # steps whose pass may be unreported
+_MOST_DECODES = 0.1  # of the tokens of a pass that is taken for a prefill
 _NAP_S = 0.02  # longest an empty step waits for blocks to arrive; a new request waits as long
 
 
@@ -42,6 +46,7 @@ class SchedulerSide:
         feed: EventFeed,
         load: LoadKnobs,
         save: SaveKnobs,
+        appraiser: Appraiser,
     ) -> None:
         self._store, self._arena, self._facts = store, arena, facts
         self._scopes = Scopes(facts.fingerprint)
@@ -50,9 +55,14 @@ class SchedulerSide:
         self._last_job = 0
         self.tally = Tally()
         self.fallback = Fallback()
-        geometry, world = facts.geometry, facts.world_size
-        self._loads = Loads(store, geometry, load, world, self.tally, self._job)
-        self._saves = Saves(store, geometry, save, world, feed, self.tally, self._job)
+        self.appraiser = appraiser
+        self._timed: dict[int, list[tuple[int, int]]] = {}  # step → (new, cached) tokens
+        self._steps = 0
+        geometry, world, tally = facts.geometry, facts.world_size, self.tally
+        size = facts.layout.block_bytes
+        self._loads = Loads(store, geometry, load, size, world, tally, self._job, appraiser)
+        ratio = appraiser.save_ratio
+        self._saves = Saves(store, geometry, save, world, feed, tally, self._job, ratio)
 
     def arrive(self, request: Any) -> None:
         """A new request; one whose KV cannot be named is simply not known here."""
@@ -64,6 +74,9 @@ class SchedulerSide:
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` to be loaded, and whether the request waits for them."""
         seq = self._live.get(request.request_id)
+        if seq is not None and not seq.asked:
+            seq.asked = True
+            self._saves.asked(seq)
         if seq is None or request.skip_reading_prefix_cache:
             return 0, False
         return self._loads.offer(seq, computed_tokens)
@@ -88,10 +101,13 @@ class SchedulerSide:
 
     def plan_step(self, output: Any) -> StepPlan:
         """One step's orders. Loads that were announced always go out, whatever else fails."""
-        self.fallback.guard("plan saves", lambda: self._offer_saves(output), default=None)
+        done = _computed(output)
+        self.fallback.guard("plan saves", lambda: self._offer_saves(output, done), default=None)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
             self._loads.wait_for_arrival(_NAP_S)
+        else:
+            self._loads.computing()
         released = self._saves.released()
         for req_id in released:
             self._tell_end(self._ending.pop(req_id, None))
@@ -102,12 +118,22 @@ class SchedulerSide:
             fence=self._saves.lost_pages(),
             release=released,
             idle=idle,
+            timed=self._time(output.num_scheduled_tokens, done),
         )
 
-    def _offer_saves(self, output: Any) -> None:
-        cached = output.scheduled_cached_reqs
-        done = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
-        done.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    def _time(self, scheduled: Mapping[str, int], done: Mapping[str, int]) -> int:
+        """A number for this step if it shows how long a prefill takes; else 0."""
+        tokens = sum(scheduled.values())
+        decodes = sum(count == 1 for count in scheduled.values())
+        if tokens <= 1 or decodes > _MOST_DECODES * tokens:
+            return 0
+        self._steps += 1
+        self._timed[self._steps] = [(n, done[req]) for req, n in scheduled.items() if req in done]
+        if len(self._timed) > _MOST_TIMED:
+            del self._timed[next(iter(self._timed))]
+        return self._steps
+
+    def _offer_saves(self, output: Any, done: Mapping[str, int]) -> None:
         tables = output.kv_connector_block_state
         for req_id, scheduled in output.num_scheduled_tokens.items():
             seq = self._live.get(req_id)
@@ -122,8 +148,16 @@ class SchedulerSide:
         if report is not None:
             self.tally.add("kvist_bytes_copied_total", report.copied_bytes)
             self.tally.add("kvist_copy_seconds_total", report.copy_s)
+            self._learn(report)
             self._loads.heard(report)
             self._saves.heard(report)
+
+    def _learn(self, report: StepReport) -> None:
+        self.appraiser.copied(report.loaded_bytes, report.load_s)
+        for step, seconds in report.passes.items():
+            requests = self._timed.pop(step, None)
+            if requests:
+                self.appraiser.passed(requests, seconds)
 
     def finish(self, request: Any, table: Seq[int]) -> bool:
         """The request is over; true if its pages must be kept until its saves are done."""
@@ -161,6 +195,14 @@ class SchedulerSide:
     def _job(self) -> int:
         self._last_job += 1
         return self._last_job
+
+
+def _computed(output: Any) -> dict[str, int]:
+    """Tokens that each scheduled request has computed before this step."""
+    cached = output.scheduled_cached_reqs
+    done = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+    done.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return done
 
 
 def _table(tables: Any, req_id: str) -> Seq[int]:

@@ -29,6 +29,7 @@ class Sequence:
     loaded: dict[Tier, int] = field(default_factory=dict)
     tenant: str = ""
     no_load: bool = False  # a load was tried and gave nothing; cleared when the request runs
+    asked: bool = False  # its prompt was counted (`connectors/reuse.py`)
 
 
 class Scopes:

@@ -7,8 +7,9 @@ pass that fills their pages is over, both on the copy thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.plan import SKIP_PAGE
@@ -26,6 +27,46 @@ MakeMover = Callable[[ArenaLocator], Mover]
 Fence = Callable[[], Callable[[], None] | None]
 
 
+class StopWatch(Protocol):
+    """Times forward passes; the time of one may be known some steps later."""
+
+    def start(self, step: int) -> None:
+        """The pass of `step` is about to be launched."""
+        ...
+
+    def stop(self) -> None:
+        """It was launched."""
+        ...
+
+    def take(self) -> dict[int, float]:
+        """Seconds of passes that have ended since the last call."""
+        ...
+
+
+class HostWatch:
+    """A pass is over when it returns."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began: tuple[int, float] | None = None
+        self._done: dict[int, float] = {}
+
+    def start(self, step: int) -> None:
+        """The pass of `step` begins."""
+        self._began = step, self._clock()
+
+    def stop(self) -> None:
+        """It is over."""
+        if self._began is not None:
+            step, began = self._began
+            self._began, self._done[step] = None, self._clock() - began
+
+    def take(self) -> dict[int, float]:
+        """Seconds of passes since the last call."""
+        done, self._done = self._done, {}
+        return done
+
+
 class WorkerSide:
     """State of one rank. Called by vLLM's worker thread only.
 
@@ -34,10 +75,17 @@ class WorkerSide:
     """
 
     def __init__(
-        self, make_mover: MakeMover, fence: Fence, *, cpus: set[int] | None, early_loads: bool
+        self,
+        make_mover: MakeMover,
+        fence: Fence,
+        *,
+        cpus: set[int] | None,
+        early_loads: bool,
+        watch: StopWatch | None = None,
     ) -> None:
         self.fallback = Fallback()
         self._make_mover, self._fence = make_mover, fence
+        self._watch = watch or HostWatch()
         self._cpus, self._early_loads = cpus, early_loads
         self._copier: Copier | None = None
         self._plan = StepPlan()
@@ -51,6 +99,8 @@ class WorkerSide:
         self._open_copier()
         if self._early_loads:
             self._start_loads()
+        if plan.timed:
+            self._watch.start(plan.timed)
 
     def preempted(self, plan: StepPlan) -> None:
         """Pages are about to be overwritten; saves that still read them must end first."""
@@ -59,6 +109,8 @@ class WorkerSide:
 
     def after_forward(self) -> None:
         """The forward pass was launched (or there was none)."""
+        if self._plan.timed:
+            self._watch.stop()
         self._start_loads()
         saves, self._plan.saves = self._plan.saves, []
         if saves:
@@ -85,7 +137,8 @@ class WorkerSide:
     def report(self) -> StepReport | None:
         """What the scheduler side must know of this step, if anything."""
         report, self._report = self._report, StepReport()
-        return report if report.done or report.copied_bytes else None
+        report.passes = self._watch.take()
+        return None if report.empty() else report
 
     def close(self) -> None:
         """Ends the copy thread."""
@@ -121,6 +174,8 @@ class WorkerSide:
         self._report.checksums.update(done.checksums)
         self._report.copied_bytes += done.copied_bytes
         self._report.copy_s += done.copy_s
+        self._report.loaded_bytes += done.loaded_bytes
+        self._report.load_s += done.load_s
 
     def _ended(self, kind: JobKind, job: CopyJob, *, failed: bool) -> None:
         self._report.done[job.job_id] = 1

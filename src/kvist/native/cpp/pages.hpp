@@ -165,7 +165,9 @@ inline std::uint64_t move_block(const Map& map, const std::vector<Joined>& kinds
 
 // Moves all; the checksums of the canonical blocks go to `sums` unless that is null.
 inline void move(const Map& map, const Job& job, std::size_t threads, std::uint64_t* sums) {
-  const std::size_t each = sums != nullptr ? 1 : map.layer_count;
+  // Whole blocks where there are enough of them: threads that share one share its pages, too.
+  const bool whole = sums != nullptr || job.blocks >= 2 * threads;
+  const std::size_t each = whole ? 1 : map.layer_count;
   const std::size_t items = job.blocks * each;
   if (items == 0) return;
   const std::vector<Joined> kinds = join_runs(map);
@@ -174,6 +176,10 @@ inline void move(const Map& map, const Job& job, std::size_t threads, std::uint6
     for (std::size_t i = next++; i < items; i = next++) {
       if (sums != nullptr) {
         sums[i] = move_block(map, kinds, job, i);
+      } else if (whole) {
+        for (std::size_t layer = 0; layer < map.layer_count; ++layer) {
+          move_layer(map, kinds, job, i, layer, nullptr);
+        }
       } else {
         move_layer(map, kinds, job, i / each, i % each, nullptr);
       }

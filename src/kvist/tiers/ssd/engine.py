@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_DEPTH = 16
+DEFAULT_DEPTH = 4
 MAX_POOL_THREADS = 16
 
 

@@ -184,3 +184,61 @@ def test_preempted_request_asks_for_its_blocks_again() -> None:
     side.done(job.job_id)
     req.num_preemptions, req.num_computed_tokens = 1, 0
     assert promise(side, req) == (2 * BLOCK, True)
+
+
+# -- where nothing is asked for again ----------------------------------------------------------
+
+
+def _serve(side: Side, name: str, first: int, blocks: int = 8) -> int:
+    """Serves a prompt of its own; how many of its blocks were ordered to be saved."""
+    table = list(range(100, 100 + blocks))
+    req = request(name, blocks * BLOCK, first=first)
+    side.side.arrive(req)
+    tokens, _ = promise(side, req)
+    if tokens:
+        side.side.allocated(req, table, 0, tokens)
+        for job in side.idle().loads:
+            side.side.heard(StepReport({job.job_id: 1}), {name})
+        req.num_computed_tokens = tokens
+    plan = side.run(req, len(req.tokens) - req.num_computed_tokens, table)
+    side.done(*[job.job_id for job in plan.saves])
+    side.side.finish(req, table)
+    return sum(len(job.slots) for job in plan.saves)
+
+
+def _costly() -> Side:
+    """A side where a save costs 5 % of what its reuse spares."""
+    side = Side(save_unseen=False)
+    side.side._saves.save_ratio = lambda: 0.05
+    side.store.room = 1 << 30
+    return side
+
+
+def test_traffic_that_repeats_nothing_is_no_longer_saved() -> None:
+    side = _costly()
+    saved = [_serve(side, f"r{i}", 1_000 * i) for i in range(400)]
+    assert saved[:100] == [8] * 100  # an empty cache proves nothing
+    assert not any(saved[-100:])
+    assert side.side.tally.take()["kvist_saves_skipped_total"] > 0
+
+
+def test_what_is_asked_for_a_second_time_is_saved_even_then() -> None:
+    side = _costly()
+    for i in range(400):
+        _serve(side, f"r{i}", 1_000 * i)
+    assert _serve(side, "again", 1_000 * 399) == 8
+
+
+def test_saving_begins_again_when_prompts_repeat() -> None:
+    side = _costly()
+    for i in range(400):
+        _serve(side, f"r{i}", 1_000 * i)
+    for i in range(100):
+        _serve(side, f"again{i}", 1_000 * (300 + i))
+    assert _serve(side, "new", 10_000_000) == 8
+
+
+def test_a_cheap_save_is_never_left_out() -> None:
+    side = _costly()
+    side.side._saves.save_ratio = lambda: 0.001
+    assert all(_serve(side, f"r{i}", 1_000 * i) == 8 for i in range(400))

@@ -12,7 +12,7 @@ from kvist.connectors.plan import SKIP_PAGE
 from kvist.connectors.vllm import worker_side
 from kvist.connectors.vllm.copier import JobKind, Moved, Mover
 from kvist.connectors.vllm.messages import CopyJob, StepPlan, StepReport
-from kvist.connectors.vllm.worker_side import WorkerSide, no_fence
+from kvist.connectors.vllm.worker_side import HostWatch, WorkerSide, no_fence
 from kvist.tiers.dram import ArenaLocator
 
 LOAD = CopyJob(1, "a", (0, 100), ((5, 6), (SKIP_PAGE, 7)))
@@ -214,3 +214,22 @@ def test_reports_of_two_ranks_add_up() -> None:
     both = one.aggregate(two)
     assert isinstance(both, StepReport)
     assert both == StepReport({1: 2, 2: 1}, {1}, 30, 0.75)
+
+
+def test_the_pass_of_a_timed_step_is_reported_and_no_other(mover: ListedMover) -> None:
+    now = iter([1.0, 1.5, 7.0, 9.0])
+    watch = HostWatch(lambda: next(now))
+    side = WorkerSide(lambda _arena: mover, no_fence, cpus=None, early_loads=True, watch=watch)
+    passes = []
+    for timed in (3, 0, 4):
+        step(side, StepPlan(timed=timed))
+        report = side.report()
+        passes.append(report.passes if report else None)
+    assert passes == [{3: 0.5}, None, {4: 2.0}]
+
+
+def test_of_several_ranks_the_slowest_says_how_long_a_pass_took() -> None:
+    one, two = StepReport(passes={1: 0.5}), StepReport(passes={1: 0.7, 2: 0.1})
+    merged = one.aggregate(two)
+    assert isinstance(merged, StepReport)
+    assert merged.passes == {1: 0.7, 2: 0.1}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
+from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.plan import BlockGeometry
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
@@ -18,12 +19,14 @@ from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.layout import BlockLayout
-from kvist.core.outcome import BlockRef, Match, Outcome, Tier
+from kvist.core.outcome import BlockRef, Match, Outcome, ReadTotals, Tier
+from kvist.cost.prefill import PrefillCoefficients
 from kvist.tiers.dram import ArenaLocator
 
 BLOCK = 4
 SLOT_BYTES = 1000
 ARENA = ArenaLocator(1, 2, 3, 4)
+SEED = PrefillCoefficients(1e-3, 1e-3, 1e-9)  # a token takes a millisecond
 TABLE = [10, 11, 12, 13, 14, 15]  # pages of whichever request runs
 
 
@@ -72,7 +75,8 @@ class FakeLease:
         return self.outcome(i)
 
     def hits(self) -> int:
-        return next((i for i, hit in enumerate(self.there) if not hit), len(self.there))
+        run = next((i for i, hit in enumerate(self.there) if not hit), len(self.there))
+        return min(run, self.arrived)
 
     def slot(self, i: int) -> int:
         if self.released:
@@ -111,6 +115,8 @@ class FakeStore:
         self.deaf = False  # `ended` fails
         self.reads: list[FakeLease] = []
         self.writes: list[FakeLease] = []
+        self.totals: dict[Tier, ReadTotals] = {}
+        self.wishes: list[list[Key]] = []
         self._slots: dict[Key, int] = {}
 
     def slot_of(self, key: Key) -> int:
@@ -147,7 +153,11 @@ class FakeStore:
         return self.room
 
     def prefetch(self, keys: Sequence[Key], *, deadline_s: float, tenant: str = "") -> int:
+        self.wishes.append(list(keys))
         return 0
+
+    def read_totals(self) -> dict[Tier, ReadTotals]:
+        return self.totals
 
     def ended(self, keys: Sequence[Key], hints: Hints) -> None:
         if self.deaf:
@@ -228,6 +238,7 @@ class Side:
         save: bool = True,
         save_decode: bool = True,
         min_load_tokens: int = 0,
+        save_unseen: bool = True,
     ) -> None:
         self.store = FakeStore()
         layout = BlockLayout(1, 2, 8, block_tokens, "float32")
@@ -241,8 +252,10 @@ class Side:
             facts,
             self.feed,
             LoadKnobs(enabled=load, min_tokens=min_load_tokens, deadline_s=1.0),
-            SaveKnobs(enabled=save, decode=save_decode),
+            SaveKnobs(enabled=save, decode=save_decode, all_blocks=save_unseen),
+            Appraiser(SEED, block_tokens=block_tokens, block_bytes=layout.block_bytes),
         )
+        self.block_bytes = layout.block_bytes
 
     def run(self, req: FakeRequest, tokens: int, table: list[int]) -> StepPlan:
         """One step in which only `req` computes `tokens` more."""
@@ -293,3 +306,26 @@ def load(side: Side, req: FakeRequest, table: Sequence[int] = TABLE) -> StepPlan
 def end_load(side: Side, req: FakeRequest, job: int) -> None:
     """The only rank reports that the load has ended."""
     side.side.heard(StepReport({job: 1}, set()), {req.request_id})
+
+
+def learn_prefill(side: Side, passes: int = 20) -> None:
+    """The engine computes prompts, a millisecond a token, and the workers say so."""
+    for i in range(passes):
+        count = BLOCK * (2 + i % 5)
+        req = request(f"learn-{i}", count, first=10_000 + 1_000 * i)
+        side.side.arrive(req)
+        plan = side.run(req, count, TABLE * 3)
+        side.done(*[job.job_id for job in plan.saves])
+        step = plan.timed
+        assert step
+        took_s = SEED.prefill_s(count, 0)
+        side.side.heard(StepReport(passes={step: took_s}), set())
+        side.side.finish(req, TABLE * 3)
+
+
+def slow_disk(side: Side, seconds_a_block: float) -> None:
+    """The store's totals say that its disk brings a block in so long."""
+    for blocks in range(1, 30):
+        now = ReadTotals(blocks * side.block_bytes, blocks * seconds_a_block)
+        side.store.totals = {Tier.SSD: now}
+        side.side.appraiser.read(side.store.totals)
