@@ -38,6 +38,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("du", "du", "show what the SSD cache holds"),
     Command("verify", "verify", "read the SSD cache and check every checksum"),
     Command("replay", "replay", "replay a trace against eviction policies"),
+    Command("sim", "sim", "simulate a cluster of engines"),
+    Command("advise", "advise", "say whether a cache would pay on your traffic"),
+    Command("record", "record", "show a recording of your traffic, or how to make one"),
 )
 
 

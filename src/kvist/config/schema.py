@@ -228,6 +228,26 @@ class ConnectorConfig(_Section, frozen=True):
     ] = "auto"
 
 
+class RecordConfig(_Section, frozen=True):
+    """A trace of the traffic, for `kvist advise` and `kvist replay`."""
+
+    path: Annotated[
+        str,
+        Meta(
+            description="File that gets a line for each request: salted hashes of its blocks, and "
+            "lengths, no text (`kvist record` reads it). Empty: nothing is recorded."
+        ),
+    ] = ""
+    capacity: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="Bytes at which the file is put aside as FILE.1, replacing an older one.",
+            extra=_SIZE,
+        ),
+    ] = 256 * MIB
+
+
 class EventsConfig(_Section, frozen=True):
     """KV events."""
 
@@ -243,3 +263,4 @@ class Config(_Section, frozen=True):
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
     connector: ConnectorConfig = msgspec.field(default_factory=ConnectorConfig)
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
+    record: RecordConfig = msgspec.field(default_factory=RecordConfig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from kvist.core.keys import Key
 _USUAL_BLOCK_TOKENS = (512, 256, 128, 64, 32, 16, 1024)
 _SAMPLE = 200  # requests from which the block size is told
 _TICK = 2000  # lines between two calls of `progress`
+BACK_S = 60.0  # how far times may go back in a file
 
 Progress = Callable[[int], None]
 _T = TypeVar("_T")
@@ -50,14 +52,23 @@ class Trace:
     requests: tuple[Request, ...]
     unique_blocks: int
     accesses_blocks: int
+    # Share of input tokens in a part (passage, turn, ...) that came before, at whatever place of
+    # the prompt; None where the requests do not say what they are made of.
+    repeated_tokens_ratio: float | None = None
 
     @staticmethod
-    def of(name: str, block_tokens: int, requests: list[Request]) -> Trace:
+    def of(
+        name: str,
+        block_tokens: int,
+        requests: list[Request],
+        *,
+        repeated_tokens_ratio: float | None = None,
+    ) -> Trace:
         """A trace with its totals; `requests` are put in order of time."""
         ordered = sorted(requests, key=lambda request: request.time_s)
         unique = len({key for request in ordered for key in request.keys})
         accesses = sum(len(request.keys) for request in ordered)
-        return Trace(name, block_tokens, tuple(ordered), unique, accesses)
+        return Trace(name, block_tokens, tuple(ordered), unique, accesses, repeated_tokens_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,38 @@ class Line:
             return msgspec.json.decode(self.text, type=kind, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self.fault(str(error)) from error
+
+
+class Arrivals:
+    """The clock of one file: its times are real, and go back by at most `back_s` seconds.
+
+    Servers log requests as they end, so neighbours may stand in the wrong order, which
+    `Trace.of` mends. A larger step back is a second trace in the file, or a broken clock.
+    """
+
+    __slots__ = ("_back_s", "_field", "_latest_s")
+
+    def __init__(self, field: str, back_s: float = BACK_S) -> None:
+        self._field = field
+        self._back_s = back_s
+        self._latest_s = 0.0
+
+    def checked(self, line: Line, time_s: float) -> float:
+        """`time_s` as it is.
+
+        Raises:
+            FormatError: it is negative, not finite, or too far before an earlier line's.
+        """
+        if not 0 <= time_s < math.inf:
+            raise line.fault(f"`{self._field}` is negative or no number: {time_s:g} s")
+        back_s = self._latest_s - time_s
+        if back_s > self._back_s:
+            raise line.fault(
+                f"`{self._field}` goes back by {back_s:,.1f} s (up to {self._back_s:g} s is "
+                "put in order); sort the file by time"
+            )
+        self._latest_s = max(self._latest_s, time_s)
+        return time_s
 
 
 class _Mooncake(msgspec.Struct):
@@ -124,16 +167,26 @@ def first_fields(line: Line) -> frozenset[str]:
     return frozenset(record) if isinstance(record, dict) else frozenset()
 
 
-def read_mooncake(lines: Iterator[Line], name: str) -> Trace:
+def read_mooncake(
+    lines: Iterator[Line],
+    name: str,
+    *,
+    block_tokens: int | None = None,
+    back_s: float = BACK_S,
+) -> Trace:
     """Reads `timestamp`, `input_length`, `output_length`, `hash_ids`, `session`, `cls`.
 
-    The size of a block is the usual one that explains the number of ids of every request.
+    Args:
+        block_tokens: size of a block; else the usual one that explains the number of ids of
+            every request.
+        back_s: see `Arrivals`.
 
     Raises:
         FormatError: a record is none of these; names file, line and field.
     """
     keys: dict[int | str, Key] = {}  # one object an id, so that looking one up is quick
     requests: list[Request] = []
+    arrivals = Arrivals("$.timestamp", back_s)
     for line in lines:
         record = line.decode(_Mooncake)
         if record.input_length < 0:
@@ -153,7 +206,9 @@ def read_mooncake(lines: Iterator[Line], name: str) -> Trace:
         )
         requests.append(
             Request(
-                time_s=record.timestamp / (1.0 if record.chat_id is not None else 1000.0),
+                time_s=arrivals.checked(
+                    line, record.timestamp / (1.0 if record.chat_id is not None else 1000.0)
+                ),
                 keys=tuple(chain),
                 input_tokens=record.input_length,
                 output_tokens=record.output_length,
@@ -161,7 +216,7 @@ def read_mooncake(lines: Iterator[Line], name: str) -> Trace:
                 session=str(session),
             )
         )
-    return Trace.of(name, _block_tokens(requests), requests)
+    return Trace.of(name, block_tokens or _block_tokens(requests), requests)
 
 
 def _block_tokens(requests: list[Request]) -> int:

@@ -128,3 +128,80 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     damaged.write_bytes(b"no gzip")
     with pytest.raises(FormatError, match="gzip"):
         read_trace(damaged)
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+@pytest.mark.parametrize(
+    ("records", "number", "field"),
+    [
+        ([MOONCAKE | {"timestamp": -1}], 1, r"\$\.timestamp"),
+        ([MOONCAKE | {"timestamp": 61_501}, MOONCAKE | {"timestamp": 1_500}], 2, r"\$\.timestamp"),
+        ([{"timestamp": 99e6, "input": "a"}, {"timestamp": 1e6, "input": "a"}], 2, "timestamp"),
+        ([{"timestamp": 99e3, "requests": []}, {"timestamp": 1, "requests": []}], 2, "timestamp"),
+        (
+            [
+                {"arrival_time_ns": 99e9, "input_tok_ids": [1]},
+                {"arrival_time_ns": 0, "input_tok_ids": [1]},
+            ],
+            2,
+            "arrival_time_ns",
+        ),
+        ([AZURE, "5,100,1", "-5,100,1"], 3, "TIMESTAMP"),
+        ([AZURE, "99,100,1", "5,100,1"], 3, "TIMESTAMP"),
+        ([AZURE, "nan,100,1"], 2, "TIMESTAMP"),
+        ([AZURE, "1,-100,1"], 2, "negative"),
+    ],
+    ids=str,
+)
+def test_negative_times_and_times_that_go_back_are_refused(
+    tmp_path: Path, records: list[object], number: int, field: str
+) -> None:
+    path = _file(tmp_path, *records)
+    with pytest.raises(FormatError, match=field) as caught:
+        read_trace(path)
+    assert f"{path}, line {number}: " in str(caught.value)
+
+
+def test_neighbours_in_the_wrong_order_are_put_in_order(tmp_path: Path) -> None:
+    """Servers log requests as they end; a minute back is an order, not a fault."""
+    path = _file(tmp_path, MOONCAKE | {"timestamp": 61_500}, MOONCAKE | {"timestamp": 1_500})
+    assert [request.time_s for request in read_trace(path).requests] == [1.5, 61.5]
+
+
+def test_ragpulse_says_what_repeats_at_whatever_place(tmp_path: Path) -> None:
+    for name, field, number, tokens in (
+        ("1_sys_prompt.jsonl", "sys_prompt_id", 1, 100),
+        ("2_passages.jsonl", "passage_id", 2, 50),
+        ("3_history.jsonl", "history_id", 3, 10),
+        ("4_user_input.jsonl", "user_input_id", 4, 5),
+        ("5_web_search.jsonl", "web_search_id", 5, 5),
+    ):
+        _file(tmp_path, {field: number, "token_length": tokens}, name=name)
+    record = {"timestamp": "82", "input_length": 1, "hash_ids": {"passages_ids": [2]}}
+    more = {"timestamp": "83", "input_length": 1, "hash_ids": {"sys_prompt": [1]}}
+    ids = {"sys_prompt": [1], "passages_ids": [2]}
+    both = {"timestamp": "84", "input_length": 1, "hash_ids": ids}
+    trace = read_trace(_file(tmp_path, record, more, both, name="0_trace.jsonl"))
+    assert trace.repeated_tokens_ratio == 0.5  # 150 of 300
+
+
+def test_ragpulse_weeks_follow_each_other_though_each_clock_starts_at_zero(tmp_path: Path) -> None:
+    for name, field in (
+        ("1_sys_prompt.jsonl", "sys_prompt_id"),
+        ("2_passages.jsonl", "passage_id"),
+        ("3_history.jsonl", "history_id"),
+        ("4_user_input.jsonl", "user_input_id"),
+        ("5_web_search.jsonl", "web_search_id"),
+    ):
+        _file(tmp_path, {field: 1, "token_length": 10}, name=name)
+    records = [
+        {"timestamp": time, "input_length": 1, "hash_ids": {"sys_prompt": [1]}}
+        for time in ("82", "604453", "0", "27")
+    ]
+    trace = read_trace(_file(tmp_path, *records, name="0_trace.jsonl"))
+    assert [request.time_s for request in trace.requests] == [82, 604453, 604453, 604480]
+    late = _file(tmp_path, *records[:2], records[0] | {"timestamp": "9999"}, name="0_trace.jsonl")
+    with pytest.raises(FormatError, match="line 3"):
+        read_trace(late)

@@ -74,6 +74,7 @@ class KvistConnector(KVConnectorBase_V1):
                 shard=roles.data_parallel_shard(vllm_config),
                 on_event=self._feed.store_event,
             )
+            self._recorder = roles.recorder(self._config, self._facts, vllm_config)
             self._scheduler = self._scheduler_side(vllm_config.kv_transfer_config)
 
     def _scheduler_side(self, transfer: Any) -> SchedulerSide:
@@ -94,6 +95,7 @@ class KvistConnector(KVConnectorBase_V1):
                 all_blocks=knobs.save_unseen == "always",
             ),
             self._appraiser(),
+            self._recorder,
         )
 
     def _appraiser(self) -> Appraiser:
@@ -297,6 +299,8 @@ class KvistConnector(KVConnectorBase_V1):
             self._guard("shutdown", self._worker.close, None)
         elif self.role is KVConnectorRole.SCHEDULER:
             self._guard("keep speeds", self._keep_speeds, None)
+            if self._recorder is not None:
+                self._guard("shutdown", self._recorder.close, None)
             self._guard("shutdown", lambda: self._store.close(deadline_s=_CLOSE_S), None)
 
     def _guard(self, hook: str, call: Callable[[], T], default: D) -> T | D:

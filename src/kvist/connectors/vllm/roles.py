@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvist.config import Config, ssd_folders
 from kvist.connectors.appraiser import Appraiser
+from kvist.connectors.recorder import TraceRecorder
 from kvist.connectors.speeds import KeptSpeeds
 from kvist.connectors.vllm.copier import Mover, copy_cpus
 from kvist.connectors.vllm.device_watch import DeviceWatch
@@ -119,6 +121,16 @@ def learned(appraiser: Appraiser) -> dict[str, float]:
 def kept_speeds(config: Config) -> KeptSpeeds | None:
     """Where what is learned is kept: beside the blocks that outlive the engine."""
     return KeptSpeeds(ssd_folders(config)[0]) if config.store.ssd.enabled else None
+
+
+def recorder(config: Config, facts: EngineFacts, vllm_config: Any) -> TraceRecorder | None:
+    """What records the traffic, if the configuration asks for it."""
+    if not config.record.path:
+        return None
+    path = Path(config.record.path).expanduser()
+    name = Path(str(vllm_config.model_config.model)).name
+    block_tokens = facts.geometry.block_tokens
+    return TraceRecorder(path, block_tokens, name, max_bytes=config.record.capacity)
 
 
 def prefill_seed_of(vllm_config: Any) -> PrefillCoefficients:

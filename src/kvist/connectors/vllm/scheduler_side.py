@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
 
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
+from kvist.connectors.recorder import TraceRecorder
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs, Loads
@@ -22,6 +24,7 @@ from kvist.connectors.vllm.sequences import (
     Sequence,
     hints_of,
     new_chain,
+    session_of,
     tenant_of,
     usable,
 )
@@ -47,6 +50,8 @@ class SchedulerSide:
         load: LoadKnobs,
         save: SaveKnobs,
         appraiser: Appraiser,
+        recorder: TraceRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._arena, self._facts = store, arena, facts
         self._scopes = Scopes(facts.fingerprint)
@@ -56,6 +61,7 @@ class SchedulerSide:
         self.tally = Tally()
         self.fallback = Fallback()
         self.appraiser = appraiser
+        self._recorder, self._clock = recorder, clock
         self._timed: dict[int, list[tuple[int, int]]] = {}  # step → (new, cached) tokens
         self._steps = 0
         geometry, world, tally = facts.geometry, facts.world_size, self.tally
@@ -69,7 +75,9 @@ class SchedulerSide:
         if usable(request):
             seed = self._scopes.seed(request)
             chain = new_chain(request, seed, self._facts.geometry.block_tokens)
-            self._live[request.request_id] = Sequence(request, chain, tenant=tenant_of(request))
+            self._live[request.request_id] = Sequence(
+                request, chain, tenant=tenant_of(request), arrived_s=self._clock()
+            )
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` to be loaded, and whether the request waits for them."""
@@ -179,9 +187,20 @@ class SchedulerSide:
         self._tell_end(seq)
         return False
 
+    def _record(self, seq: Sequence) -> None:
+        if self._recorder is not None:
+            request = seq.request
+            hints = hints_of(request)
+            tokens = request.num_prompt_tokens
+            keys = seq.chain.extend(request.all_token_ids)
+            self._recorder.record(
+                seq.arrived_s, keys, tokens, hints.output_tokens, hints.finish, session_of(request)
+            )
+
     def _tell_end(self, seq: Sequence | None) -> None:
         """Now is known how the generation ended that used these blocks."""
         if seq is not None:
+            self.fallback.guard("record", lambda: self._record(seq), default=None)
             self.fallback.guard(
                 "tell end",
                 lambda: self._store.ended(seq.chain.keys, hints_of(seq.request)),

@@ -16,6 +16,7 @@ from kvist.native import chain_keys, digest
 
 TENANT_PARAM = "kvist.tenant"
 FINISH_PARAM = "kvist.finish"  # `tool_use`, `end_turn` or `sub_agent`
+SESSION_PARAM = "kvist.session"  # what a recorded trace groups requests by
 _MAX_TENANT_CHARS = 64
 
 
@@ -29,6 +30,7 @@ class Sequence:
     loaded: dict[Tier, int] = field(default_factory=dict)
     tenant: str = ""
     no_load: bool = False  # a load was tried and gave nothing; cleared when the request runs
+    arrived_s: float = 0.0
     asked: bool = False  # its prompt was counted (`connectors/reuse.py`)
 
 
@@ -67,6 +69,12 @@ def tenant_of(request: Any) -> str:
     named = _told(request, TENANT_PARAM)
     tenant = named if isinstance(named, str) else request.cache_salt or ""
     return tenant if len(tenant) <= _MAX_TENANT_CHARS else digest(tenant.encode()).hex()
+
+
+def session_of(request: Any) -> str:
+    """The conversation that a client says a request belongs to; empty if it says nothing."""
+    named = _told(request, SESSION_PARAM)
+    return named if isinstance(named, str) else ""
 
 
 def hints_of(request: Any) -> Hints:

@@ -1,0 +1,171 @@
+"""Routing, admission and faults over several nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from small_cluster import PREFILL, cluster, engine, request, store, trace
+
+from kvist.sim.des.cluster import MAX_RETRIES, simulate
+from kvist.sim.des.report import End, Report
+from kvist.sim.des.routing import Arrival, ClusterView, Placement
+from kvist.sim.des.spec import (
+    AdmissionKind,
+    ClusterSpec,
+    Fault,
+    FaultKind,
+    LinkSpec,
+    RandomFaults,
+    Role,
+    RouterKind,
+    Scope,
+    Slo,
+)
+from kvist.sim.traces import Request, Trace
+
+PD = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+
+
+def _sessions(count: int = 240, sessions: int = 12, rate: float = 4.0) -> Trace:
+    """Turns of sessions in random order; each turn continues its session's prefix."""
+    stream, turns = random.Random(3), [0] * sessions
+    requests: list[Request] = []
+    for n in range(count):
+        who = stream.randrange(sessions)
+        turns[who] += 1
+        requests.append(request(n / rate, f"s{who}", 800 + 300 * turns[who], output=30))
+    return trace(*requests)
+
+
+def _mean_ttft(router: RouterKind) -> float:
+    spec = cluster(
+        4, router=router, store=store(dram_blocks=4000), engine=engine(hbm_tokens=30_000)
+    )
+    return simulate(spec, _sessions()).ttft_s.mean
+
+
+def test_better_routers_give_shorter_ttft() -> None:
+    means = {router: _mean_ttft(router) for router in RouterKind}
+    assert means[RouterKind.RANDOM] > means[RouterKind.LEAST_LOADED]
+    assert means[RouterKind.LEAST_LOADED] > means[RouterKind.CACHE_AWARE_LOCAL]
+    assert means[RouterKind.CACHE_AWARE] <= means[RouterKind.CACHE_AWARE_LOCAL] * 1.05
+
+
+def test_admission_keeps_what_is_served_within_the_slo() -> None:
+    slo = Slo(ttft_s=1.0, tbt_s=1.0)
+    over = _sessions(rate=20.0)
+    served = cluster(slo=slo, admission=AdmissionKind.SLO)
+    admitted, everything = (
+        simulate(spec, over) for spec in (served, dataclasses.replace(
+            served, admission=AdmissionKind.NONE))
+    )  # fmt: skip
+    assert admitted.rejected > 0
+    assert admitted.refusals == {"ttft": admitted.rejected}
+    assert admitted.goodput_rps > everything.goodput_rps
+    assert everything.rejected == 0
+    tight = dataclasses.replace(served, slo=Slo(ttft_s=1.0, tbt_s=0.001))
+    assert simulate(tight, over).refusals["tbt"] > 200
+
+
+def test_another_router_and_admission_fit_the_same_slots() -> None:
+    class Last:
+        def choose(self, arrival: Arrival, view: ClusterView) -> Placement | None:
+            node = view.nodes()[-1]
+            return Placement(node.index, node.index, 0.0, 0.0, 0.0)
+
+    class Odd:
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def admits(self, arrival: Arrival, placement: Placement) -> None:
+            assert placement.prefill == 2
+            self.seen += 1
+
+    odd = Odd()
+    report = simulate(cluster(3), _sessions(30), router=Last(), admission=odd)
+    assert odd.seen == report.finished == 30
+
+
+def _with(faults: tuple[Fault, ...], **changes: object) -> Report:
+    spec = cluster(4, store=store(dram_blocks=4000, ssd_blocks=4000), faults=faults, **changes)
+    return simulate(spec, _sessions())
+
+
+@pytest.mark.parametrize(
+    ("roles", "node"),
+    [((Role.MIXED,) * 4, 0), (PD, 0), (PD, 2)],
+    ids=["mixed", "prefill", "decode"],
+)
+def test_requests_of_a_lost_node_are_served_elsewhere(roles: tuple[Role, ...], node: int) -> None:
+    fault = Fault(FaultKind.LOST_NODE, node, 20.0, 40.0)
+    healthy = _with((), roles=roles)
+    report = _with((fault,), roles=roles)
+    assert report.finished == report.requests == healthy.finished
+    assert report.rerouted > 0
+    assert [s.output_tokens for s in report.served] == [30] * report.requests
+
+
+def test_without_a_node_that_is_alive_requests_fail() -> None:
+    spec = cluster(1, faults=(Fault(FaultKind.LOST_NODE, 0, 10.0, 30.0),))
+    report = simulate(spec, _sessions(200))
+    assert report.failed > 0
+    assert report.refusals == {"no_node": report.failed}
+    assert report.finished == report.requests - report.failed
+    assert {s.end for s in report.served[-10:]} == {End.FINISHED}  # it came back
+
+
+def test_a_request_that_loses_its_node_too_often_fails() -> None:
+    faults = tuple(
+        Fault(FaultKind.LOST_NODE, node, 1.0 + n, 1.5 + n)
+        for n in range(MAX_RETRIES + 2)
+        for node in (n % 2,)
+    )
+    long = request(0.0, "a", 1000, output=5000)
+    report = simulate(cluster(2, faults=faults), trace(long))
+    assert report.refusals == {"lost": 1}
+    assert report.rerouted == MAX_RETRIES + 1
+
+
+def test_a_lost_peer_ends_the_loads_that_read_from_it() -> None:
+    spec = cluster(
+        2,
+        engine=engine(prefix_cache=False, hbm_tokens=200_000),
+        store=store(dram_blocks=3000, scope=Scope.PEERS),
+        router=RouterKind.CACHE_AWARE,
+        links=LinkSpec(nic_bytes_per_s=2e9),
+        faults=(Fault(FaultKind.LOST_NODE, 0, 100.2),),
+    )
+    busy = request(99.9, "a", 90_000, shared=100, tail="busy")
+    report = simulate(spec, trace(request(0, "a", 6401), busy, request(100, "a", 6401)))
+    assert report.loads_failed == 1
+    assert report.finished == 3
+
+
+def test_a_degraded_nic_slows_the_way_to_decode_for_a_while() -> None:
+    fault = tuple(Fault(FaultKind.DEGRADED_LINK, n, 10.0, 30.0, 0.001) for n in (0, 1))
+    assert _with(fault, roles=PD).tbt_s.p99 > 3 * _with((), roles=PD).tbt_s.p99
+
+
+def test_random_faults_come_by_seed() -> None:
+    drawn = RandomFaults(lost_nodes=2, slow_disks=1, degraded_links=1, lasting_s=10.0)
+    spec: ClusterSpec = cluster(4, random_faults=drawn, store=store(dram_blocks=500))
+    one, again, other = (simulate(spec, _sessions(), seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one.served != other.served
+    assert one.finished + one.failed == one.requests
+
+
+def test_progress_counts_the_requests_that_ended() -> None:
+    seen: list[int] = []
+    simulate(cluster(2), _sessions(200), progress=seen.append)
+    assert seen == [50, 100, 150, 200]
+
+
+def test_effective_share_at_another_slo_needs_no_other_run() -> None:
+    report = simulate(cluster(2), _sessions())
+    assert report.effective(Slo(1e9, 1e9)) == 1.0
+    assert report.effective(Slo(PREFILL.a_s / 2, 1e9)) == 0.0
+    assert report.effective(report.slo) == report.effective_ratio
+    assert "served" not in report.to_dict()
