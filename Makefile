@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers gpu soak ci
+.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers reproduce gpu soak ci
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
@@ -51,6 +51,9 @@ bench: setup  ## measure the store and Kvist against recomputing
 bench-peers: setup  ## measure Kvist against its peers
 	@bash scripts/bench_peers_setup.sh || echo "measuring without what could not be set up"
 	@$(PY) -m kvist.bench --peers --page docs/benchmarks.md
+
+reproduce: setup  ## run Mooncake's experiments in the simulator
+	@$(PY) -m kvist.sim.reproduce
 
 gpu: setup  ## run the tests that need a GPU
 	@$(PY) -m pytest -q -m gpu
