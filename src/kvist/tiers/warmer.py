@@ -7,6 +7,7 @@ beyond what was used present and in huge pages, so an arena still grows only wit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -18,7 +19,18 @@ from kvist.tiers.mapping import collapse, populate
 AHEAD_BYTES = 512 << 20
 STEP_BYTES = 8 << 20  # small, since the kernel lets nobody map memory meanwhile
 _POLL_S = 0.05
-NICENESS = 10  # engines go first
+_NICENESS = 10
+
+
+def step_aside(cpus: set[int] | None) -> None:
+    """Lets engines go first: lowers the calling thread's priority, keeps it to `cpus` if given.
+
+    A thread inherits the CPUs of the one that started it, which may be those of a forward pass.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    if cpus:
+        with contextlib.suppress(OSError):  # a container may have fewer
+            os.sched_setaffinity(0, cpus)
 
 
 class Warmer:
@@ -30,8 +42,10 @@ class Warmer:
         used_bytes: Callable[[], int],
         *,
         ahead_bytes: int = AHEAD_BYTES,
+        cpus: set[int] | None = None,
     ) -> None:
         """`used_bytes` says how far the arena has been used; it is asked often."""
+        self._cpus = cpus
         self._arena, self._used_bytes, self._ahead_bytes = arena, used_bytes, ahead_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvist-warm", daemon=True)
@@ -47,7 +61,7 @@ class Warmer:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        step_aside(self._cpus)
         while not self._stop.is_set() and self.warm_bytes < self._arena.size_bytes:
             goal = min(self._arena.size_bytes, self._used_bytes() + self._ahead_bytes)
             if self.warm_bytes >= goal:

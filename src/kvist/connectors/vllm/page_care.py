@@ -8,33 +8,37 @@ feet, a few MiB at a time, at low priority.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 
 import torch
 
 from kvist.tiers.mapping import HUGE_BYTES, collapse
-from kvist.tiers.warmer import NICENESS, STEP_BYTES
+from kvist.tiers.warmer import STEP_BYTES, step_aside
 
 _MOST_BYTES = 4 << 30  # of the pages that engines use first
 
 
-def care_for(layers: Sequence[torch.Tensor]) -> threading.Thread | None:
+def care_for(
+    layers: Sequence[torch.Tensor], cpus: set[int] | None = None
+) -> threading.Thread | None:
     """Starts the thread; `None` where there is nothing for it to do.
 
     Args:
         layers: KV tensors of all layers, `[pages, ...]`, in host memory.
+        cpus: where the thread may run; by default where the caller may.
     """
     if not HUGE_BYTES:
         return None
-    thread = threading.Thread(target=_care, args=(list(layers),), name="kvist-pages", daemon=True)
+    thread = threading.Thread(
+        target=_care, args=(list(layers), cpus), name="kvist-pages", daemon=True
+    )
     thread.start()
     return thread
 
 
-def _care(layers: Sequence[torch.Tensor]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+def _care(layers: Sequence[torch.Tensor], cpus: set[int] | None) -> None:
+    step_aside(cpus)
     sizes = [layer.numel() * layer.element_size() for layer in layers]
     share = _MOST_BYTES // len(layers)
     # the first pages of every layer, then the next: engines hand pages out from the first

@@ -47,9 +47,9 @@ def worker_side(
     on_cpu = tensors[0].device.type == "cpu"
     isa = _cpu_isa(facts, tensors[0], vllm_config) if on_cpu else None
     region = region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
-    if on_cpu:
-        care_for(tensors)
     cpus = copy_cpus() if on_cpu else None
+    if on_cpu:
+        care_for(tensors, cpus)
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
     def make_mover(locator: ArenaLocator) -> Mover:
@@ -58,7 +58,7 @@ def worker_side(
         )
         if on_cpu:
             mover = CpuMover(arena, caches, facts, rank, region, threads)
-            Warmer(arena, lambda: mover.used_bytes).start()
+            Warmer(arena, lambda: mover.used_bytes, cpus=cpus).start()
             return mover
         return TorchMover(arena, caches, facts, rank)  # maps the whole arena for the device
 
