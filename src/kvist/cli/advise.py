@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from kvist.cli import screen
 from kvist.core.errors import ConfigError, FormatError
@@ -163,15 +162,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give either a trace or --synthetic KIND", path="TRACE")
     if args.html is not None and not args.html.absolute().parent.is_dir():
         raise ConfigError(f"{args.html.absolute().parent} is not a folder", path="--html")
-    with Progress(
-        TextColumn("{task.description:<9}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=screen.progress_console(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bars:
+    with screen.progress_bars() as bars:
         trace = _trace(args, bars)
         stages = {name: bars.add_task(name, total=1.0) for name in ("replay", "simulate")}
         advice = advise(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from kvist.cli import screen
 from kvist.core.errors import ConfigError
@@ -62,15 +59,7 @@ def run(args: argparse.Namespace) -> int:
     _check_capacities(args.capacity)
     if args.plot is not None:
         _check_plot(args.plot)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=screen.progress_console(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
+    with screen.progress_bars() as bar:
         reading = bar.add_task("read", total=None)
         trace = read_trace(args.trace, lambda lines: bar.update(reading, completed=lines))
         bar.remove_task(reading)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvist.config import LoadedConfig, load_config, ssd_folders
@@ -117,6 +118,19 @@ def console() -> Console:
 def progress_console() -> Console:
     """Standard error, where progress bars do not mix with results."""
     return Console(stderr=True, highlight=False, markup=False)
+
+
+def progress_bars() -> Progress:
+    """Bars of several tasks with their shares and the time left; shown in a terminal only."""
+    return Progress(
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=progress_console(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from kvist.cli import screen
 from kvist.core.errors import ConfigError
@@ -70,15 +69,7 @@ def run(args: argparse.Namespace) -> int:
     runs = _runs(args)
     for one in runs:
         one.scenario.cluster()  # all that is wrong with any of them is said before the first runs
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=screen.progress_console(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
+    with screen.progress_bars() as bar:
         reports = _simulate_all(runs, bar)
     if args.json:
         named = zip(runs, reports, strict=True)
