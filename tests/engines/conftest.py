@@ -11,7 +11,7 @@ import pytest
 
 from kvist.core.errors import ConfigError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
-from kvist.core.outcome import BlockRef, Match, Outcome, Tier
+from kvist.core.outcome import BlockRef, Match, Outcome, ReadTotals, Tier
 
 
 @pytest.fixture(scope="session")
@@ -131,12 +131,14 @@ class MemoryStore:
         self.lost: int | None = None
         self.broken: Exception | None = None
         self.leases = 0
+        self.tier = Tier.DRAM
+        self.totals: dict[Tier, ReadTotals] = {}
         self._room = room
 
     def match(self, keys: Sequence[Key]) -> Match:
         self._fail()
         run = next((i for i, k in enumerate(keys) if k not in self.blocks), len(keys))
-        return Match((Tier.DRAM,) * run)
+        return Match((self.tier,) * run)
 
     def read(self, keys: Sequence[Key], *, deadline_s: float) -> _Read:
         self._fail()
@@ -150,8 +152,8 @@ class MemoryStore:
         self.leases += 1
         return _Write(self, blocks)
 
-    def read_totals(self) -> dict[Any, Any]:
-        return {}
+    def read_totals(self) -> dict[Tier, ReadTotals]:
+        return self.totals
 
     def prefetch(self, keys: Sequence[Key], *, deadline_s: float) -> int:
         return 0

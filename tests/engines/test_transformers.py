@@ -17,6 +17,7 @@ from kvist.bench.document import long_document, questions  # noqa: E402
 from kvist.connectors.identity import fingerprint  # noqa: E402
 from kvist.connectors.transformers import TransformersKvist, model_keyspace  # noqa: E402
 from kvist.core.keyspace import Keyspace  # noqa: E402
+from kvist.core.outcome import ReadTotals, Tier  # noqa: E402
 from kvist.policy.leaf_lru import LeafLru  # noqa: E402
 from kvist.store import TieredStore  # noqa: E402
 from kvist.tiers.dram import Arena  # noqa: E402
@@ -237,3 +238,23 @@ def test_more_blocks_than_dram_holds_change_no_answer(
             prompt = ids[start : start + 120]
             assert with_kvist(kv, prompt) == plain(smollm2, prompt)
         store.check_integrity()
+
+
+def test_a_tier_slower_than_computing_is_not_read_until_it_has_recovered(
+    kv: TransformersKvist, smollm2: Any, ids: list[int]
+) -> None:
+    store: Any = kv.store
+    prompt = ids[:200]
+    want = plain(smollm2, prompt)
+    assert with_kvist(kv, prompt) == want
+    for i in range(6):  # prompts of their own, from which the speed of computing is learned
+        with_kvist(kv, [100 + i, *ids[: 40 + 20 * i]])
+    store.tier = Tier.SSD
+    store.totals = {Tier.SSD: ReadTotals(store.block_bytes, 10.0)}
+    assert with_kvist(kv, prompt) == want
+    assert kv.last.tokens_by_tier == {}
+    for n in range(1, 31):  # half a second of fast reads by others, again and again
+        store.totals = {Tier.SSD: ReadTotals(n * 10**10, 10.0 + n / 2)}
+        kv.appraiser.read(store.totals)
+    assert with_kvist(kv, prompt) == want
+    assert kv.last.tokens_by_tier == {"ssd": 192}

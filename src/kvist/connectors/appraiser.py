@@ -35,6 +35,7 @@ _MIN_BUSY_S = 2e-3  # a shorter interval says more about the clock than about th
 _STALL_S = 0.5  # a tier that is busy for so long and brings nothing is slow, not unknown
 _MARGIN_RATIO = 0.02  # a gain within the error of the prediction is none
 _FLOOR_OF_SEED = 0.05  # a part of the time model that was learned to be 0 can be learned again
+_DISTURBANCE_RATIO = 0.2  # of a copy's time, what it costs the engine: it runs beside it
 _ERRORS = 64
 PROBE_BLOCKS = 2  # to be wished for where `wants_probe` says so
 _PROBE_PERIOD_S = 5.0
@@ -180,7 +181,8 @@ class Appraiser:
         times = self._prefill.coefficients
         computed_s = times.prefill_s(self._block_tokens, 0) - times.a_s
         copy_s = self._block_bytes / copy
-        return copy_s / (computed_s - copy_s) if computed_s > copy_s else 1.0
+        spared_s = computed_s - copy_s
+        return _DISTURBANCE_RATIO * copy_s / spared_s if spared_s > 0 else 1.0
 
     def speeds(self) -> Speeds | None:
         """What is worth keeping for the next start; `None` before anything was learned."""

@@ -11,6 +11,7 @@ than computing is cut off, and what has arrived by then is promised.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -25,6 +26,8 @@ from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.lease import BlockStore, ReadLease
 from kvist.core.outcome import Match, Tier
+
+log = logging.getLogger("kvist.vllm")
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class Loads:
             if not load.appraisal.behind(load.lease.hits(), self.clock() - load.began_s):
                 return None, False
             self.tally.add("kvist_loads_cut_off_total", 1)
+            log.debug("request %s: its load fell behind and is cut off", req_id)
         return self._promise(seq, load, computed_tokens)
 
     def _promise(self, seq: Sequence, load: Load, computed_tokens: int) -> tuple[int, bool]:
@@ -129,6 +133,15 @@ class Loads:
         appraisal = self._appraise(match, len(tokens), computed_tokens)
         decision = appraisal.decision
         self.tally.add(f"kvist_load_decisions_total.{decision.reason.value}", 1)
+        log.debug(
+            "request %s: %s, %d of %d blocks in %.3g s, %.3g s without",
+            seq.request.request_id,
+            decision.reason.value,
+            decision.load_blocks,
+            len(match),
+            decision.predicted_s,
+            decision.recompute_s,
+        )
         if not decision.load_blocks:
             seq.no_load = True  # until it runs: the answer would be the same
             if self.appraiser.wants_probe(decision, self.clock()):
@@ -144,10 +157,11 @@ class Loads:
     def _appraise(self, match: Match, prompt_tokens: int, computed_tokens: int) -> Appraisal:
         """What is to be loaded, as things stand now."""
         self.appraiser.read(self.store.read_totals())
-        queued: dict[Tier, int] = {}
-        for load in self._offered.values():
-            for tier in load.tiers[load.lease.hits() :]:
-                queued[tier] = queued.get(tier, 0) + self.block_bytes
+        missing = [load.tiers[load.lease.hits() :] for load in self._offered.values()]
+        queued = {
+            tier: self.block_bytes * sum(tiers.count(tier) for tiers in missing)
+            for tier in (Tier.SSD, Tier.REMOTE)
+        }
         return self.appraiser.plan(
             match,
             prompt_tokens=prompt_tokens,
