@@ -7,6 +7,7 @@ that. Both decide at once and change nothing.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -120,7 +121,7 @@ class WithinSlo:
         return Refusal.TBT if placement.tbt_s > self._slo.tbt_s else None
 
 
-class _Ranked:
+class _Ranked(ABC):
     """Picks the prefill node of the least rank, then the decode node of the shortest step."""
 
     def choose(self, arrival: Arrival, cluster: ClusterView) -> Placement | None:
@@ -141,9 +142,9 @@ class _Ranked:
             tbt_s=decode.step_s(arrival.prompt_tokens),
         )
 
+    @abstractmethod
     def rank(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> tuple[float, ...]:
         """Least is best."""
-        raise NotImplementedError
 
     def prefix(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> Prefix:
         """What the prediction counts on."""
