@@ -5,7 +5,8 @@
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-VENV=${KVIST_BENCH_LMCACHE:-.cache/bench/lmcache-venv}
+PEERS=${KVIST_BENCH_PEERS:-$HOME/.cache/kvist/peers}
+VENV=$PEERS/lmcache
 PYTHON=${PYTHON:-python3}
 LOG=$VENV/setup.log
 
@@ -28,7 +29,7 @@ touch "$LOG"
 command -v redis-server >/dev/null ||
   echo "redis-server is not here: Redis will be left out (on Debian and Ubuntu: apt install redis-server)"
 
-MOONCAKE=${KVIST_BENCH_PEERS:-$HOME/.cache/kvist/peers}/mooncake
+MOONCAKE=$PEERS/mooncake
 if ! "$MOONCAKE/bin/python" -c "import mooncake.store, numpy" 2>/dev/null; then
   echo "installing Mooncake Store"
   mkdir -p "$(dirname "$MOONCAKE")"

@@ -35,7 +35,7 @@ from kvist.bench.participants import (
     vllm_with_offloading,
     vllm_with_slow_disk,
 )
-from kvist.bench.peers import SETUP_SCRIPT, lmcache_python, lmcache_server
+from kvist.bench.peers import SETUP_SCRIPT, lmcache_server, peer_python
 from kvist.bench.report import ENOUGH_ROUNDS
 from kvist.bench.runner import DISK, HARM, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings
@@ -207,6 +207,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         seed=args.seed,
         flow_starts=1 if args.quick else 3,
         restart_each_round=True,
+        flow_batches=0 if args.quick else 2 * rounds,  # single batches vary by a third
     )
 
 
@@ -248,7 +249,7 @@ def _participants(
         result.absent[OFFLOADING] = "not asked for"
     else:
         found.append(vllm_with_offloading(work))
-    python = lmcache_python()
+    python = peer_python(LMCACHE)
     if not args.peers:
         result.absent[LMCACHE] = "not asked for (--peers)"
     elif python is None:

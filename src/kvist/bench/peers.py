@@ -1,4 +1,4 @@
-"""LMCache as a peer: finds its environment and runs its server."""
+"""Peers' environments, and LMCache's server, which runs beside the engines."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pathlib import Path
 from kvist.bench.engine import EngineError, last_words
 from kvist.bench.participants import BLOCK_TOKENS
 
-ENVIRONMENT_VARIABLE = "KVIST_BENCH_LMCACHE"
+PEERS_VARIABLE = "KVIST_BENCH_PEERS"
 SETUP_SCRIPT = "scripts/bench_peers_setup.sh"
 
-_DEFAULT_ENVIRONMENT = Path(".cache/bench/lmcache-venv")
 _MEMORY_GIB = 3
 _START_S = 120.0
 _POLL_S = 0.2
 _STOP_S = 10.0
 
 
-def lmcache_python() -> Path | None:
+def peer_python(name: str) -> Path | None:
     """The interpreter of the environment that `scripts/bench_peers_setup.sh` made, if it did."""
-    root = Path(os.environ.get(ENVIRONMENT_VARIABLE) or _DEFAULT_ENVIRONMENT)
-    python = (root / "bin" / "python").absolute()
+    named = os.environ.get(PEERS_VARIABLE)
+    folder = Path(named) if named else Path.home() / ".cache" / "kvist" / "peers"
+    python = (folder / name / "bin" / "python").absolute()
     return python if python.exists() else None
 
 
@@ -58,6 +58,10 @@ def lmcache_server(python: Path, folder: Path) -> Iterator[int]:
     command += ["--prometheus-port", str(metrics_port), "--chunk-size", str(BLOCK_TOKENS)]
     command += ["--l1-size-gb", str(_MEMORY_GIB), "--l1-init-size-gb", str(_MEMORY_GIB)]
     command += ["--eviction-policy", "LRU"]
+    # Without these it refuses an engine on a CPU, which then waits for it for ever; and shared
+    # memory is the fastest of its ways.
+    command += ["--supported-transfer-mode", "auto", "--no-l1-use-lazy"]
+    command += ["--shm-name", f"kvist-bench-{os.getpid()}"]
     env = dict(os.environ, LMCACHE_TRACK_USAGE="false", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1")
     with log.open("ab") as file:
         server = subprocess.Popen(

@@ -170,7 +170,7 @@ def _flow_control(result: Result) -> Cost | None:
     times_s = _flow_times_s(result, VLLM)
     starts: dict[int, list[float]] = {}
     for number, took_s in times_s.items():
-        starts.setdefault(number // result.settings.rounds, []).append(took_s)
+        starts.setdefault(number // result.settings.batches_per_start(), []).append(took_s)
     if len(starts) < 2:
         return None
     middle = median(times_s.values())

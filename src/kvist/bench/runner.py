@@ -123,7 +123,8 @@ class Runner:
             each += 2 + sum(3 if p.has_memory else 2 for p in self._of(self._caches))
         if DISK in self._parts:
             each += len(self._keep_files())
-        flow = 2 * wanted.flow_starts * (wanted.rounds + 1) if FLOW in self._parts else 0
+        flow = 2 * wanted.flow_starts * (wanted.batches_per_start() + 1)
+        flow = flow if FLOW in self._parts else 0
         harm = 0
         if self._harms():
             harm = (1 + 2 * len(self._slow)) * wanted.rounds + _LEARNING_PASSES
@@ -178,7 +179,7 @@ class Runner:
         for start in range(wanted.flow_starts):
             self._open(alternating([VLLM, KVIST], start))
             self._screen.say("serving batches in which nothing is reused")
-            for number in range(-1, wanted.rounds):  # the first one warms up
+            for number in range(-1, wanted.batches_per_start()):  # the first one warms up
                 self._flow_round(start, number)
             self._close(list(self._engines), gently=True)
 
@@ -192,7 +193,8 @@ class Runner:
             self._screen.step(f"batch of {len(prompts)}, {name}")
             answer = self._ask(name, prompts, wanted.flow_output_tokens)
             if answer is not None and number >= 0:
-                tokens, place = wanted.flow_prompt_tokens, start * wanted.rounds + number
+                tokens = wanted.flow_prompt_tokens
+                place = start * wanted.batches_per_start() + number
                 self._keep(Phase.FLOW, Kind.FLOW, name, place, tokens, answer)
 
     def _restart(self, names: Sequence[str], *, from_disk: bool = False) -> None:

@@ -76,6 +76,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     flow_starts: int = 1  # processes of each engine that serve batches, one after the other
     restart_each_round: bool = False  # of REUSE; older runs restarted once
+    flow_batches: int = 0  # of each start; 0: as many as rounds
+
+    def batches_per_start(self) -> int:
+        """Batches of FLOW that one process serves and that count."""
+        return self.flow_batches or self.rounds
 
 
 class Result(msgspec.Struct, forbid_unknown_fields=True):

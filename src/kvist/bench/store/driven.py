@@ -18,12 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvist.bench.peers import lmcache_python
+from kvist.bench.peers import SETUP_SCRIPT, peer_python
 from kvist.bench.store.contender import Blocks, ContenderError
 from kvist.bench.store.samples import LMCACHE, MOONCAKE
-
-PEERS_VARIABLE = "KVIST_BENCH_PEERS"
-SETUP_SCRIPT = "scripts/bench_peers_setup.sh"
 
 _DRIVERS = Path(__file__).with_name("drivers")
 _START_S = 120.0
@@ -41,22 +38,14 @@ class Peer:
     script: Path
 
 
-def peers_folder() -> Path:
-    """Where the setup script makes the environments."""
-    named = os.environ.get(PEERS_VARIABLE)
-    return Path(named) if named else Path.home() / ".cache" / "kvist" / "peers"
-
-
 def find_peer(name: str) -> Peer:
     """A peer whose environment is there.
 
     Raises:
         ContenderError: it is not.
     """
-    python = peers_folder() / name / "bin" / "python"
-    if not python.exists() and name == LMCACHE:
-        python = lmcache_python() or python
-    if not python.exists():
+    python = peer_python(name)
+    if python is None:
         raise ContenderError(f"no environment; {SETUP_SCRIPT} makes it")
     return Peer(name, python, _DRIVERS / f"{name}_driver.py")
 
