@@ -1,4 +1,4 @@
-"""Runs the store benchmark: every round asks each contender in turn, in an order that rotates.
+"""Runs the store benchmark: every round asks each contender in turn, in an order drawn anew.
 
 Three stages: memory, disk, look-ups. Whatever is compared was measured in the same round, on the
 same blocks. The first time round is not kept: it faults pages in and opens connections.
