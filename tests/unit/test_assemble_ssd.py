@@ -26,7 +26,8 @@ def config_for(paths: list[Path], **ssd: object) -> Config:
         env={},
         overrides={
             "store": {
-                "dram": {"capacity": "16MiB"},
+                # A block that is back in DRAM no longer shows as one of the SSD.
+                "dram": {"capacity": "16MiB", "restore": 0.0},
                 "ssd": {
                     "path": [str(p) for p in paths] if len(paths) > 1 else str(paths[0]),
                     "capacity": "64MiB",
