@@ -16,6 +16,7 @@ IMPLEMENTATION: Literal["native", "python"]
 if TYPE_CHECKING:
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
+    from kvist.native.quantise_twin import decode_quantised, encode_quantised
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
         chain_keys,
@@ -43,13 +44,16 @@ else:
         from kvist.native._core import (
             KeyTable,
             decode_planes,
+            decode_quantised,
             encode_planes,
+            encode_quantised,
             open_pool,
             open_uring,
         )
     else:
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
+        from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
@@ -67,8 +71,10 @@ __all__ = [
     "checksum",
     "copy_checksum",
     "decode_planes",
+    "decode_quantised",
     "digest",
     "encode_planes",
+    "encode_quantised",
     "move_pages",
     "move_pages_checksum",
     "open_pool",
