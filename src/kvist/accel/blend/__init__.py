@@ -1,1 +1,1 @@
-"""Blend: text that was cached anywhere is found again, moved to where it stands now, and repaired."""
+"""Blend: text cached anywhere is found again, moved to where it stands now, and repaired."""
