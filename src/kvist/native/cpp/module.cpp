@@ -241,4 +241,6 @@ NB_MODULE(_core, m) {
   bind_spans(m);
   bind_table(m);
   bind_value(m);
+  bind_planes(m);
+  bind_quantise(m);
 }
