@@ -22,7 +22,8 @@ def test_everything_that_was_planted_is_found(
     assert document["met"] == (code == 0)
     assert [each["missed_tokens"] for each in document["lookups"]] == [0, 0]
     assert all(each["planted_tokens"] > 3000 for each in document["lookups"])
-    assert [round(each["cached_ratio"], 1) for each in document["lookups"]] == [0.5, 1.0]
+    ratios = [each["cached_ratio"] for each in document["lookups"]]
+    assert ratios == pytest.approx([0.5, 1.0], abs=0.15)
     assert document["index"]["spans"] >= 3000
     assert "nothing missed" in capsys.readouterr().out
 
