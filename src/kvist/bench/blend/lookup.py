@@ -204,8 +204,9 @@ def look_up(
     for number in range(prompts):
         rng = np.random.default_rng((number, int(cached_ratio * 1000)))
         prompt, places = prompt_of(texts, sequences, rng, tokens=tokens, cached_ratio=cached_ratio)
+        asked = prompt.tolist()  # as engines hand it over
         began = time.perf_counter()
-        candidates = index.find(prompt, scope=_SCOPE)
+        candidates = index.find(asked, scope=_SCOPE)
         between = time.perf_counter()
         chosen = choose(candidates, least_tokens=1)
         ended = time.perf_counter()
