@@ -14,6 +14,7 @@ from kvist.native.pagemap import Direction, PageMap
 IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
+    from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.table_twin import KeyTable
@@ -41,13 +42,16 @@ else:
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
         from kvist.native._core import (
+            CachegenPlan,
             KeyTable,
+            RowCoder,
             decode_planes,
             encode_planes,
             open_pool,
             open_uring,
         )
     else:
+        from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.table_twin import KeyTable
@@ -60,9 +64,11 @@ else:
 
 __all__ = [
     "IMPLEMENTATION",
+    "CachegenPlan",
     "Direction",
     "KeyTable",
     "PageMap",
+    "RowCoder",
     "chain_keys",
     "checksum",
     "copy_checksum",
