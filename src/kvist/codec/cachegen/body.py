@@ -18,6 +18,7 @@ Mode 0 is followed by the block and nothing else.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -82,5 +83,5 @@ def open_body(body: memoryview, *, token_bytes: int, anchor_bytes: int) -> Body:
         ends.append(ends[-1] + size)
     if ends[-1] > len(body):
         raise FormatError(f"a cachegen body of {len(body)} bytes that names {ends[-1]}")
-    left_out, kept, listed = (body[a:b] for a, b in zip(ends, ends[1:], strict=False))
+    left_out, kept, listed = (body[a:b] for a, b in itertools.pairwise(ends))
     return Body(mode, body[ends[-1] :], listed, left_out, kept, position)
