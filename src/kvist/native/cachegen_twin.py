@@ -6,8 +6,8 @@ each class from the lowest, the rows of that class; then, for each shift from th
 bits of the rows of that shift. A row's value q is `(symbol - 128) << shift | low`, or, where that
 cannot be said, symbol 0 and q itself in the list of escapes, in the order of coding.
 
-Arithmetic is float32, each sum in the order of its index and no product fused with a sum, so that
-C++ and numpy give the same bytes.
+Encoding is float32, each sum in the order of its index and no product fused with a sum; decoding
+sums whole numbers modulo 2^32: so C++ and numpy give the same bytes, whatever the machine.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class CachegenPlan(RowCoder):
         dtype: str,
         analysis: Buffer,
         basis: Buffer,
+        scale: Buffer,
         mean: Buffer,
         inverse_spread: Buffer,
         turned: Buffer,
@@ -131,7 +132,8 @@ class CachegenPlan(RowCoder):
             dim: channels of a region, D.
             dtype: one of `DTYPES`.
             analysis: f32 `[regions, D channels, D directions]`: values less their mean → q.
-            basis: f32 `[regions, D directions, D channels]`: back.
+            basis: i8 `[regions, D directions, D channels]`: q → channels in units of `scale`.
+            scale: f32 `[regions, D]`.
             mean: f32 `[regions, D]`.
             inverse_spread: f32 `[rows]`: q times it has a spread of about 1.
             turned: u8 `[regions]`: 1 where RoPE turns the values.
@@ -147,7 +149,11 @@ class CachegenPlan(RowCoder):
         self._dim, self._dtype, self._pairs, self._limit = dim, dtype, pairs, limit
         regions = self.rows // dim
         self._analysis = _floats(analysis, regions, dim, dim)
-        self._basis = _floats(basis, regions, dim, dim)
+        directions = np.frombuffer(basis, np.int8)
+        if len(directions) != regions * dim * dim:
+            raise ValueError("the basis is of other regions")
+        self._basis = directions.reshape(regions, dim, dim).astype(np.int32)
+        self._scale = _floats(scale, regions, dim)
         self._mean = _floats(mean, regions, dim)
         self._inverse = _floats(inverse_spread, self.rows)
         self._turned = np.frombuffer(turned, np.uint8)
@@ -213,13 +219,12 @@ class CachegenPlan(RowCoder):
         if not tokens or len(whole) != tokens * self.rows or not rising:
             raise ValueError(_NOT_ROWS)
         kept = np.setdiff1d(np.arange(tokens), missing)
-        q = self._decode(stream, escapes, len(kept)).astype(np.float32)
-        q = q.reshape(-1, self._dim, len(kept))
+        q = self._decode(stream, escapes, len(kept)).reshape(-1, self._dim, len(kept))
         with np.errstate(all="ignore"):
-            x = np.zeros((len(q), len(kept), self._dim), np.float32)
+            sums = np.zeros((len(q), len(kept), self._dim), np.int32)
             for direction in range(self._dim):
-                x += q[:, direction, :, None] * self._basis[:, direction, None, :]
-            x += self._mean[:, None]
+                sums += q[:, direction, :, None] * self._basis[:, direction, None, :]
+            x = sums.astype(np.float32) * self._scale[:, None] + self._mean[:, None]
             cos, sin = self._angles(cosine, sine, tokens)
             x = self._turn(x, cos[kept], sin[kept], 1)
             whole.reshape(-1, tokens, self._dim)[:, kept] = from_float(x, self._dtype)

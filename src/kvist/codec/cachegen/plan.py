@@ -63,7 +63,6 @@ def tuned_plan(table: ProfileTable, level: Level, layout: BlockLayout) -> Cacheg
         raise ConfigError("a cachegen table whose basis has no inverse") from exc
     weight = table.weight.astype(np.float64)
     analysis = inverse * weight[:, :, None] / step
-    basis = directions * (step / weight)[:, None, :]
     kind = np.arange(shape.regions) // shape.kv_heads % shape.kinds
     return CachegenPlan(
         table.frequencies.astype("<u2").tobytes(),
@@ -72,7 +71,8 @@ def tuned_plan(table: ProfileTable, level: Level, layout: BlockLayout) -> Cacheg
         dim=shape.head_dim,
         dtype=layout.dtype,
         analysis=analysis.astype("<f4").tobytes(),
-        basis=basis.astype("<f4").tobytes(),
+        basis=table.basis.astype("<i1").tobytes(),
+        scale=(step / weight / 127).astype("<f4").tobytes(),
         mean=table.mean.astype("<f4").tobytes(),
         inverse_spread=np.exp2(-rows / _QUARTERS).astype("<f4").tobytes(),
         turned=((kind == 0) & (len(table.inv_freq) > 0)).astype(np.uint8).tobytes(),

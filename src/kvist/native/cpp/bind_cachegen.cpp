@@ -43,8 +43,8 @@ Dtype dtype_of(const std::string& name) {
   throw nb::value_error("no such plan");
 }
 
-Multiply way(std::size_t variant) {
-  const auto& all = multiply_variants();
+Rebuild way(std::size_t variant) {
+  const auto& all = rebuild_variants();
   return variant < all.size() ? all[variant] : all.back();
 }
 
@@ -90,10 +90,11 @@ nb::bytes decode_rows(const RowCoder& coder, nb::handle stream, nb::handle escap
 class BoundPlan {
  public:
   BoundPlan(nb::handle frequencies, nb::handle row_class, nb::handle row_shift, std::size_t dim,
-            const std::string& dtype, nb::handle analysis, nb::handle basis, nb::handle mean,
-            nb::handle inverse_spread, nb::handle turned, std::size_t pairs, float limit)
-      : plan_(make(coder_of(frequencies, row_class, row_shift), dim, dtype, analysis, basis, mean,
-                   inverse_spread, turned, pairs, limit)) {}
+            const std::string& dtype, nb::handle analysis, nb::handle basis, nb::handle scale,
+            nb::handle mean, nb::handle inverse_spread, nb::handle turned, std::size_t pairs,
+            float limit)
+      : plan_(make(coder_of(frequencies, row_class, row_shift), dim, dtype, analysis, basis, scale,
+                   mean, inverse_spread, turned, pairs, limit)) {}
 
   std::tuple<nb::bytes, nb::bytes> encode_rows(nb::handle values) const {
     return ::encode_rows(plan_.coder(), values);
@@ -103,7 +104,7 @@ class BoundPlan {
   }
 
   std::tuple<nb::bytes, nb::bytes, nb::bytes> encode(nb::handle block, nb::handle cosine,
-                                                     nb::handle sine, std::size_t variant) const {
+                                                     nb::handle sine) const {
     const View view(block);
     const std::size_t tokens = tokens_of(view.bytes());
     if (tokens == 0) throw nb::value_error("the block is not of so many regions");
@@ -112,7 +113,7 @@ class BoundPlan {
     Encoded out;
     {
       nb::gil_scoped_release unlocked;
-      out = plan_.encode(view.data(), tokens, {cos.data(), sin.data()}, way(variant));
+      out = plan_.encode(view.data(), tokens, {cos.data(), sin.data()});
     }
     return {bytes_of(out.left_out), bytes_of(out.coded.stream), bytes_of(out.coded.escapes)};
   }
@@ -139,8 +140,8 @@ class BoundPlan {
 
  private:
   static Plan make(RowCoder coder, std::size_t dim, const std::string& dtype, nb::handle analysis,
-                   nb::handle basis, nb::handle mean, nb::handle inverse, nb::handle turned,
-                   std::size_t pairs, float limit) {
+                   nb::handle basis, nb::handle scale, nb::handle mean, nb::handle inverse,
+                   nb::handle turned, std::size_t pairs, float limit) {
     if (dim == 0 || coder.rows() % dim != 0 || pairs > dim / 2) {
       throw nb::value_error("no such plan");
     }
@@ -148,10 +149,13 @@ class BoundPlan {
     const View turns(turned);
     if (turns.bytes() != regions) throw nb::value_error("turned is not of such regions");
     const Shape shape{regions, dim, pairs, dtype_of(dtype)};
-    const auto forth = floats_of(analysis, rows * dim), back = floats_of(basis, rows * dim);
+    const View directions(basis);
+    if (directions.bytes() != rows * dim) throw nb::value_error("the basis is of other regions");
+    const auto forth = floats_of(analysis, rows * dim), back = floats_of(scale, rows);
     const auto middle = floats_of(mean, rows), spread = floats_of(inverse, rows);
-    return Plan(std::move(coder), shape, forth.data(), back.data(), middle.data(), spread.data(),
-                turns.data(), limit);
+    return Plan(std::move(coder), shape, forth.data(),
+                reinterpret_cast<const std::int8_t*>(directions.data()), back.data(),
+                middle.data(), spread.data(), turns.data(), limit);
   }
 
   // 0 if a block of so many bytes has no whole tokens.
@@ -196,7 +200,7 @@ class BoundCoder {
 }  // namespace
 
 void bind_cachegen(nb::module_& m) {
-  m.def("cachegen_variants", [] { return multiply_variants().size(); });
+  m.def("cachegen_variants", [] { return rebuild_variants().size(); });
   nb::class_<BoundCoder>(m, "RowCoder")
       .def(nb::init<nb::handle, nb::handle, nb::handle>(), nb::arg("frequencies"),
            nb::arg("row_class"), nb::arg("row_shift"))
@@ -206,16 +210,16 @@ void bind_cachegen(nb::module_& m) {
   const std::size_t best = 99;
   nb::class_<BoundPlan>(m, "CachegenPlan")
       .def(nb::init<nb::handle, nb::handle, nb::handle, std::size_t, const std::string&, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle, std::size_t, float>(),
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, std::size_t,
+                    float>(),
            nb::arg("frequencies"), nb::arg("row_class"), nb::arg("row_shift"), nb::kw_only(),
            nb::arg("dim"), nb::arg("dtype"), nb::arg("analysis"), nb::arg("basis"),
-           nb::arg("mean"), nb::arg("inverse_spread"), nb::arg("turned"), nb::arg("pairs"),
+           nb::arg("scale"), nb::arg("mean"), nb::arg("inverse_spread"), nb::arg("turned"), nb::arg("pairs"),
            nb::arg("limit"))
       .def("encode_rows", &BoundPlan::encode_rows, nb::arg("values"))
       .def("decode_rows", &BoundPlan::decode_rows, nb::arg("stream"), nb::arg("escapes"),
            nb::arg("tokens"))
-      .def("encode", &BoundPlan::encode, nb::arg("block"), nb::arg("cosine"), nb::arg("sine"),
-           nb::kw_only(), nb::arg("variant") = best)
+      .def("encode", &BoundPlan::encode, nb::arg("block"), nb::arg("cosine"), nb::arg("sine"))
       .def("decode", &BoundPlan::decode, nb::arg("stream"), nb::arg("escapes"),
            nb::arg("left_out"), nb::arg("out"), nb::arg("cosine"), nb::arg("sine"), nb::kw_only(),
            nb::arg("variant") = best);

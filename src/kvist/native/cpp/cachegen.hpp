@@ -2,8 +2,10 @@
 // immutable; any number of threads may use one.
 #pragma once
 
+#include <cmath>
+
 #include "cachegen_rows.hpp"
-#include "cachegen_turn.hpp"
+#include "cachegen_products.hpp"
 
 namespace kvist::cachegen {
 
@@ -25,22 +27,23 @@ struct Encoded {
 class Plan {
  public:
   // Arrays as the twin describes them: their sizes were checked.
-  Plan(RowCoder coder, Shape shape, const float* analysis, const float* basis, const float* mean,
-       const float* inverse_spread, const u8* turned, float limit)
+  Plan(RowCoder coder, Shape shape, const float* analysis, const std::int8_t* basis,
+       const float* scale, const float* mean, const float* inverse_spread, const u8* turned,
+       float limit)
       : coder_(std::move(coder)), shape_(shape),
         stride_((shape.dim + kWide - 1) / kWide * kWide),
-        analysis_(padded(analysis)), basis_(padded(basis)),
-        mean_(mean, mean + coder_.rows()), inverse_(inverse_spread, inverse_spread + coder_.rows()),
+        analysis_(padded(analysis, shape.regions * shape.dim)), basis_(paired(basis)),
+        scale_(padded(scale, shape.regions)), mean_(padded(mean, shape.regions)), inverse_(inverse_spread, inverse_spread + coder_.rows()),
         turned_(turned, turned + shape.regions), limit_(limit) {}
 
   const RowCoder& coder() const { return coder_; }
   const Shape& shape() const { return shape_; }
 
-  Encoded encode(const u8* block, std::size_t tokens, Angles angles, Multiply multiply) const {
+  Encoded encode(const u8* block, std::size_t tokens, Angles angles) const {
     std::vector<float> parts(coder_.rows() * tokens), strange(tokens, 0.0f);
     std::vector<u8> fits(tokens, 1);
     for (std::size_t region = 0; region < shape_.regions; ++region) {
-      analyse(block, region, tokens, angles, multiply, parts.data());
+      analyse(block, region, tokens, angles, parts.data());
       for (std::size_t row = region * shape_.dim; row < (region + 1) * shape_.dim; ++row) {
         const float* const part = parts.data() + row * tokens;
         for (std::size_t t = 0; t < tokens; ++t) {
@@ -72,23 +75,20 @@ class Plan {
   // `kept` are the tokens that were coded, of `tokens`. False: not what `encode` gives.
   bool decode(const u8* stream, std::size_t stream_bytes, const u8* escapes,
               std::size_t escape_count, const std::vector<u32>& kept, std::size_t tokens,
-              Angles angles, Multiply multiply, u8* out) const {
-    Symbols symbols;
+              Angles angles, Rebuild rebuild, u8* out) const {
+    // A thread keeps its scratch: new memory for every block costs as much as its symbols.
+    static thread_local Scratch scratch;
     const std::size_t count = kept.size();
-    if (!coder_.decode(stream, stream_bytes, escape_count, count, symbols)) return false;
-    std::vector<float> values(shape_.dim * count), x(count * stride_);
-    std::vector<u32> rows(shape_.dim);
+    if (!coder_.decode(stream, stream_bytes, escape_count, count, scratch.symbols)) return false;
+    scratch.size((shape_.dim + 1) / 2, count, stride_);
     for (std::size_t region = 0; region < shape_.regions; ++region) {
-      std::size_t used = 0;
-      for (std::size_t d = 0; d < shape_.dim; ++d) {
-        rows[used] = static_cast<u32>(d);
-        const bool zero = coder_.values(symbols, escapes, region * shape_.dim + d, count,
-                                        values.data() + used * count);
-        used += zero ? 0 : 1;
-      }
-      multiply({basis_.data() + region * shape_.dim * stride_, stride_, rows.data(), used,
-                values.data(), count, x.data()});
-      finish(region, x.data(), kept, angles, out + region * tokens * token_bytes());
+      Region r = gather(region, escapes, count, scratch);
+      r.kept = kept.data();
+      r.turned = turned_[region] != 0 ? shape_.pairs : 0;
+      r.cosine = angles.cosine;
+      r.sine = angles.sine;
+      r.out = out + region * tokens * token_bytes();
+      (r.wide ? rebuild_portable : rebuild)(r, scratch.sums.data(), scratch.x.data());
     }
     return true;
   }
@@ -98,18 +98,87 @@ class Plan {
  private:
   static constexpr float kMostValue = 1 << 24;  // up to here float32 holds every integer
 
-  std::vector<float> padded(const float* matrices) const {
-    std::vector<float> out(shape_.regions * shape_.dim * stride_);
-    for (std::size_t row = 0; row < shape_.regions * shape_.dim; ++row) {
-      std::copy(matrices + row * shape_.dim, matrices + (row + 1) * shape_.dim,
+  struct Scratch {
+    Symbols symbols;
+    std::vector<i32> values, sums;
+    std::vector<u32> packed, pairs;
+    std::vector<float> x;
+
+    void size(std::size_t most_pairs, std::size_t tokens, std::size_t stride) {
+      values.resize(most_pairs * 2 * tokens);
+      packed.resize(most_pairs * tokens);
+      pairs.resize(most_pairs);
+      sums.resize(8 * stride);
+      x.resize(stride);
+    }
+  };
+
+  std::vector<float> padded(const float* matrix, std::size_t rows) const {
+    std::vector<float> out(rows * stride_);
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::copy(matrix + row * shape_.dim, matrix + (row + 1) * shape_.dim,
                 out.data() + row * stride_);
     }
     return out;
   }
 
+  // `[region][direction][channel]` → `[region][pair of directions][channel][2]`.
+  std::vector<std::int16_t> paired(const std::int8_t* basis) const {
+    const std::size_t dim = shape_.dim, pairs = (dim + 1) / 2;
+    std::vector<std::int16_t> out(shape_.regions * pairs * stride_ * 2);
+    for (std::size_t region = 0; region < shape_.regions; ++region) {
+      for (std::size_t d = 0; d < dim; ++d) {
+        for (std::size_t c = 0; c < dim; ++c) {
+          out[((region * pairs + d / 2) * stride_ + c) * 2 + d % 2] =
+              basis[(region * dim + d) * dim + c];
+        }
+      }
+    }
+    return out;
+  }
+
+  // The rows of a region in pairs, but for pairs that are zero everywhere.
+  Region gather(std::size_t region, const u8* escapes, std::size_t tokens, Scratch& s) const {
+    const std::size_t dim = shape_.dim, pairs = (dim + 1) / 2;
+    bool wide = false;
+    std::size_t used = 0;
+    for (std::size_t pair = 0; pair < pairs; ++pair) {
+      i32* const a = s.values.data() + used * 2 * tokens;
+      i32* const b = a + tokens;
+      const std::size_t row = region * dim + pair * 2;
+      const bool no_a = coder_.values(s.symbols, escapes, row, tokens, a);
+      const bool no_b = pair * 2 + 1 == dim || coder_.values(s.symbols, escapes, row + 1, tokens, b);
+      if (no_a && no_b) continue;
+      if (no_a) std::fill(a, a + tokens, 0);
+      if (no_b) std::fill(b, b + tokens, 0);
+      u32* const packed = s.packed.data() + used * tokens;
+      u32 beyond = 0;
+      for (std::size_t t = 0; t < tokens; ++t) {
+        packed[t] = (static_cast<u32>(a[t]) & 0xFFFFu) | static_cast<u32>(b[t]) << 16;
+        beyond |= (static_cast<u32>(a[t]) + 0x8000u) | (static_cast<u32>(b[t]) + 0x8000u);
+      }
+      wide |= beyond >> 16 != 0;
+      s.pairs[used++] = static_cast<u32>(pair);
+    }
+    Region r{};
+    r.basis = basis_.data() + region * pairs * stride_ * 2;
+    r.scale = scale_.data() + region * stride_;
+    r.mean = mean_.data() + region * stride_;
+    r.stride = stride_;
+    r.dim = dim;
+    r.pairs = s.pairs.data();
+    r.values = s.values.data();
+    r.packed = s.packed.data();
+    r.used = used;
+    r.tokens = tokens;
+    r.wide = wide;
+    r.dtype = shape_.dtype;
+    return r;
+  }
+
   // The rows of a region before rounding: into `parts`, `[rows][tokens]`.
   void analyse(const u8* block, std::size_t region, std::size_t tokens, Angles angles,
-               Multiply multiply, float* parts) const {
+               float* parts) const {
     const std::size_t dim = shape_.dim;
     std::vector<float> x(dim), across(dim * tokens), y(tokens * stride_);
     for (std::size_t t = 0; t < tokens; ++t) {
@@ -118,35 +187,22 @@ class Plan {
         turn(x.data(), angles.cosine + t * shape_.pairs, angles.sine + t * shape_.pairs,
              shape_.pairs, true);
       }
-      for (std::size_t c = 0; c < dim; ++c) across[c * tokens + t] = x[c] - mean_[region * dim + c];
+      for (std::size_t c = 0; c < dim; ++c) across[c * tokens + t] = x[c] - mean_[region * stride_ + c];
     }
-    std::vector<u32> rows(dim);
-    for (std::size_t c = 0; c < dim; ++c) rows[c] = static_cast<u32>(c);
-    multiply({analysis_.data() + region * dim * stride_, stride_, rows.data(), dim, across.data(),
-              tokens, y.data()});
+    multiply(analysis_.data() + region * dim * stride_, stride_, across.data(), dim, tokens,
+             y.data());
     for (std::size_t d = 0; d < dim; ++d) {
       float* const part = parts + (region * dim + d) * tokens;
       for (std::size_t t = 0; t < tokens; ++t) part[t] = y[t * stride_ + d];
     }
   }
 
-  void finish(std::size_t region, float* x, const std::vector<u32>& kept, Angles angles,
-              u8* out) const {
-    const float* const mean = mean_.data() + region * shape_.dim;
-    for (std::size_t k = 0; k < kept.size(); ++k, x += stride_) {
-      for (std::size_t c = 0; c < shape_.dim; ++c) x[c] += mean[c];
-      if (turned_[region] != 0) {
-        const std::size_t at = kept[k] * shape_.pairs;
-        turn(x, angles.cosine + at, angles.sine + at, shape_.pairs, false);
-      }
-      store(x, shape_.dim, shape_.dtype, out + kept[k] * token_bytes());
-    }
-  }
-
   RowCoder coder_;
   Shape shape_;
   std::size_t stride_;
-  std::vector<float> analysis_, basis_, mean_, inverse_;
+  std::vector<float> analysis_;
+  std::vector<std::int16_t> basis_;
+  std::vector<float> scale_, mean_, inverse_;
   std::vector<u8> turned_;
   float limit_;
 };

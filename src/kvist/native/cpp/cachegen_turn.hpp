@@ -1,17 +1,10 @@
-// The arithmetic of cachegen: values to float32 and back, rotations, and small matrix products. Each
-// sum runs in the order of its index and nothing is fused (-ffp-contract=off), so every instruction
-// set gives the bytes of the Python twin.
+// The arithmetic of cachegen on single values: to float32 and back, and rotations. Nothing is fused
+// (-ffp-contract=off), so every instruction set gives the bytes of the Python twin.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define KVIST_CACHEGEN_VECTORS
-#endif
 
 namespace kvist::cachegen {
 
@@ -21,8 +14,6 @@ using u32 = std::uint32_t;
 using i32 = std::int32_t;
 
 enum class Dtype { bfloat16, float16, float32 };
-
-constexpr std::size_t kWide = 16;  // a matrix row is padded to whole vectors of so many floats
 
 inline std::size_t width_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
 
@@ -110,92 +101,6 @@ __attribute__((always_inline)) inline void turn(float* x, const float* cosine, c
     x[i] = a * cosine[i] - b * s;
     x[i + pairs] = b * cosine[i] + a * s;
   }
-}
-
-// A product of `used` rows of a matrix (`[.][stride]`, stride in whole vectors) with values
-// `[used][tokens]`: out `[tokens][stride]`.
-struct Product {
-  const float* matrix;
-  std::size_t stride;
-  const u32* rows;
-  std::size_t used;
-  const float* values;
-  std::size_t tokens;
-  float* out;
-};
-
-using Multiply = void (*)(const Product&);
-
-#ifdef KVIST_CACHEGEN_VECTORS
-typedef float Wide __attribute__((vector_size(4 * kWide), aligned(4), may_alias));
-
-template <int kTokens, int kVectors>
-__attribute__((always_inline)) inline void tile(const Product& p, std::size_t token,
-                                                std::size_t column) {
-  Wide sums[kTokens][kVectors] = {};
-  for (std::size_t k = 0; k < p.used; ++k) {
-    const float* const row = p.matrix + p.rows[k] * p.stride + column;
-    const float* const value = p.values + k * p.tokens + token;
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Wide part = *reinterpret_cast<const Wide*>(row + v * kWide);
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sums[t][v] += part * value[t];
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < kTokens; ++t) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      *reinterpret_cast<Wide*>(p.out + (token + t) * p.stride + column + v * kWide) = sums[t][v];
-    }
-  }
-}
-
-template <int kTokens, int kVectors>
-__attribute__((always_inline)) inline void multiply(const Product& p) {
-  std::size_t column = 0;
-  for (; column + kVectors * kWide <= p.stride; column += kVectors * kWide) {
-    std::size_t token = 0;
-    for (; token + kTokens <= p.tokens; token += kTokens) tile<kTokens, kVectors>(p, token, column);
-    for (; token < p.tokens; ++token) tile<1, kVectors>(p, token, column);
-  }
-  for (; column < p.stride; column += kWide) {
-    for (std::size_t token = 0; token < p.tokens; ++token) tile<1, 1>(p, token, column);
-  }
-}
-
-inline void multiply_portable(const Product& p) { multiply<1, 1>(p); }
-__attribute__((target("avx2"))) inline void multiply_avx2(const Product& p) { multiply<6, 1>(p); }
-__attribute__((target("avx512f,prefer-vector-width=512"))) inline void multiply_avx512(
-    const Product& p) {
-  multiply<6, 4>(p);
-}
-#else
-inline void multiply_portable(const Product& p) {
-  for (std::size_t t = 0; t < p.tokens; ++t) {
-    float* const out = p.out + t * p.stride;
-    std::memset(out, 0, p.stride * sizeof(float));
-    for (std::size_t k = 0; k < p.used; ++k) {
-      const float* const row = p.matrix + p.rows[k] * p.stride;
-      const float value = p.values[k * p.tokens + t];
-      for (std::size_t c = 0; c < p.stride; ++c) out[c] += row[c] * value;
-    }
-  }
-}
-#endif
-
-// Every way that this machine has, the best last.
-inline const std::vector<Multiply>& multiply_variants() {
-  static const std::vector<Multiply> all = [] {
-    std::vector<Multiply> found{multiply_portable};
-#ifdef KVIST_CACHEGEN_VECTORS
-    if (__builtin_cpu_supports("avx2")) found.push_back(multiply_avx2);
-    if (__builtin_cpu_supports("avx512f")) found.push_back(multiply_avx512);
-#endif
-    return found;
-  }();
-  return all;
 }
 
 }  // namespace kvist::cachegen
