@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
+    from kvist.native.quantise_twin import decode_quantised, encode_quantised
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
         chain_keys,
@@ -46,7 +47,9 @@ else:
             KeyTable,
             RowCoder,
             decode_planes,
+            decode_quantised,
             encode_planes,
+            encode_quantised,
             open_pool,
             open_uring,
         )
@@ -54,6 +57,7 @@ else:
         from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
+        from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
@@ -73,8 +77,10 @@ __all__ = [
     "checksum",
     "copy_checksum",
     "decode_planes",
+    "decode_quantised",
     "digest",
     "encode_planes",
+    "encode_quantised",
     "move_pages",
     "move_pages_checksum",
     "open_pool",
