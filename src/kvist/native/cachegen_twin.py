@@ -12,12 +12,14 @@ sums whole numbers modulo 2^32: so C++ and numpy give the same bytes, whatever t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from kvist.native.rans_twin import SCALE, SYMBOLS, Decoder, Encoder
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
@@ -181,14 +183,14 @@ class CachegenPlan(RowCoder):
             y = np.zeros((len(x), self._dim, tokens), np.float32)
             for channel in range(self._dim):
                 y += self._analysis[:, channel, :, None] * x[:, None, :, channel]
-            y = y.reshape(self.rows, tokens)
+            parts: Floats = y.reshape(self.rows, tokens)
             strange = np.zeros(tokens, np.float32)
             for row in range(self.rows):
-                part = y[row] * self._inverse[row]
+                part = parts[row] * self._inverse[row]
                 strange += part * part
-            fits = (np.abs(y) < _MAX_VALUE).all(0)
+            fits = (np.abs(parts) < _MAX_VALUE).all(0)
             kept = fits & (strange <= np.float32(self._limit) * np.float32(self.rows))
-            q = np.rint(y[:, kept]).astype(np.int32)
+            q = np.rint(parts[:, kept]).astype(np.int32)
         stream, escapes = self.encode_rows(q.tobytes()) if kept.any() else (b"", b"")
         return np.flatnonzero(~kept).astype("<u4").tobytes(), stream, escapes
 
@@ -243,19 +245,21 @@ class CachegenPlan(RowCoder):
         return new
 
 
-_WORDS = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<u2"), "float32": np.dtype("<u4")}
+_WORDS = {"bfloat16": "<u2", "float16": "<u2", "float32": "<u4"}
 
 
 def to_float(block: Buffer, dtype: str) -> Floats:
-    words = np.frombuffer(block, _WORDS[dtype])
+    """The values of a block, flat."""
+    words: npt.NDArray[Any] = np.frombuffer(block, _WORDS[dtype])
     if dtype == "bfloat16":
-        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype == "float16":
-        return words.view(np.float16).astype(np.float32)
-    return words.view(np.float32)
+        words = words.astype(np.uint32) << np.uint32(16)
+    elif dtype == "float16":
+        words = words.view(np.float16).astype(np.float32)
+    out: Floats = words.view(np.float32)
+    return out
 
 
-def from_float(x: Floats, dtype: str) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
+def from_float(x: Floats, dtype: str) -> npt.NDArray[Any]:
     """The nearest value of the dtype, and its largest in place of what is beyond."""
     largest = np.uint32(_LARGEST[dtype]).view(np.float32)
     x = np.fmin(np.fmax(x, -largest), largest)

@@ -94,7 +94,7 @@ class AnchorCoder:
                 x[:, :, :, self._others] += q.swapaxes(3, 4).astype(np.float32) * step
             elif len(body.stream) or len(body.escapes):
                 raise FormatError("a cachegen body of anchors only, with a stream")
-        out.cast("B")[:] = memoryview(np.ascontiguousarray(from_float(x, lay.dtype))).cast("B")
+        out.cast("B")[:] = from_float(x, lay.dtype).tobytes()
 
     def _values(self, block: memoryview) -> Floats:
         lay = self._layout

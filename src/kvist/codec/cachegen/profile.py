@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -139,11 +140,13 @@ def _empty(shape: tuple[int, ...]) -> _Spread:
 def _regions(samples: Sequence[Sample]) -> Iterator[list[Floats]]:
     """For each region the `[tokens, D]` of every sample."""
     for layer, kind, head in np.ndindex(*samples[0].kv.shape[:3]):
-        parts = [sample.kv[layer, kind, head] for sample in samples]
-        yield [
-            (p.astype(np.uint32) << np.uint32(16)).view(np.float32) if p.dtype == np.uint16 else p
-            for p in parts
-        ]
+        yield [_floats(sample.kv[layer, kind, head]) for sample in samples]
+
+
+def _floats(part: npt.NDArray[Any]) -> Floats:
+    if part.dtype == np.uint16:
+        part = (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return part.astype(np.float32, copy=False)
 
 
 def _turn_back(x: Floats, inv_freq: npt.NDArray[np.float64]) -> Floats:
@@ -160,7 +163,8 @@ def _weights(square: npt.NDArray[np.float64], pairs: int) -> Floats:
     both = (square[:pairs] + square[pairs : 2 * pairs]) / 2
     square[: 2 * pairs] = np.concatenate([both, both])
     # No channel is thought to be free, however little the texts showed of it.
-    return np.sqrt(square + 0.01 * square.mean() + _TINY).astype(np.float32)
+    out: Floats = np.sqrt(square + 0.01 * square.mean() + _TINY).astype(np.float32)
+    return out
 
 
 def _basis(x: Floats, weight: Floats) -> tuple[Floats, npt.NDArray[np.int8], Floats]:
