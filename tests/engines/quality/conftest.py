@@ -1,10 +1,14 @@
-"""A tiny Llama with random weights: seconds, no download."""
+"""A tiny Llama with random weights and a tokenizer of characters: seconds, no download."""
 
 from __future__ import annotations
 
+import string
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+_LETTERS = "\n" + string.printable[:95]
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +33,27 @@ def tiny_model() -> Any:
         eos_token_id=None,
     )
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """One token a character; whatever is not printable ASCII is `?`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = {letter: number for number, letter in enumerate(dict.fromkeys(_LETTERS))}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(
+    tiny_model: Any, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The two as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tiny_model.save_pretrained(str(folder))
+    tiny_tokenizer.save_pretrained(str(folder))
+    return folder

@@ -6,7 +6,7 @@ bfloat16 is what every codec starts from, so that rounding counts as nobody's er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def logits_after(model: Any, cache: DynamicCache, tokens: Sequence[int]) -> NDAr
     held = cache.get_seq_length()
     with torch.no_grad():
         out = model(_row(model, tokens), past_key_values=cache).logits[0]
-    cache.crop(held)
+    cache.crop(held - cache.get_seq_length())
     logits: NDArray[np.float32] = out.float().cpu().numpy()
     return logits
 
@@ -69,9 +69,9 @@ def greedy_after(
     tokens: Sequence[int],
     count: int,
     *,
-    stop: frozenset[int] = frozenset(),
+    ends: Callable[[int], bool] = lambda _token: False,
 ) -> list[int]:
-    """At most `count` greedy tokens after `cache` and `tokens`; ends after one of `stop`.
+    """At most `count` greedy tokens after `cache` and `tokens`, up to the first that `ends` them.
 
     The cache grows by what was fed.
     """
@@ -80,7 +80,7 @@ def greedy_after(
         while len(out) < count:
             logits = model(_row(model, feed), past_key_values=cache, logits_to_keep=1).logits
             out.append(int(logits[0, -1].argmax()))
-            if out[-1] in stop:
+            if ends(out[-1]):
                 break
             feed = out[-1:]
     return out
