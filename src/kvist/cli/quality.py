@@ -111,6 +111,14 @@ def run(args: argparse.Namespace) -> int:
         from kvist.bench.quality import samples
 
         samples.write(result, args.json)
+    if args.page is not None:
+        from kvist.bench.quality.page import page
+
+        args.page.write_text(page(result, str(args.show or args.json or "no file")))
+    if args.plot is not None:
+        from kvist.bench.quality.plot import draw
+
+        draw(result, args.plot)
     _print(result, screen.console())
     return 0 if result.complete or args.show is not None else _INTERRUPTED
 
@@ -127,6 +135,10 @@ def _check(args: argparse.Namespace) -> None:
         path = getattr(args, option)
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path.absolute().parent} is not a folder", path=f"--{option}")
+    if args.plot is not None:
+        from kvist.bench.quality.plot import check_plot
+
+        check_plot(args.plot)
 
 
 def _shown(path: Path) -> Result:
