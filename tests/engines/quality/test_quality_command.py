@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +81,30 @@ def test_folder_without_a_model_is_one_line(
     (tmp_path / "config.json").write_text("{}")
     assert main(["quality", str(tmp_path)]) == 2
     assert "cannot be loaded" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_rows_that_were_measured(tiny_folder: Path, tmp_path: Path) -> None:
+    """A real signal to a real process, after its first samples."""
+    rows, samples = tmp_path / "q.json", tmp_path / "q.jsonl"
+    command = [sys.executable, "-m", "kvist.cli.main", "quality", str(tiny_folder)]
+    command += ["--codecs", "raw,cast-fp8", "--contexts", "400", "--questions", "0"]
+    command += ["--context-tokens", "64", "--block-tokens", "32"]
+    command += ["--json", str(rows), "--samples", str(samples)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and process.poll() is None:
+                if samples.exists() and samples.read_bytes().count(b"\n") > 4:
+                    break
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130, errors.decode()
+    assert "interrupted" in errors.decode()
+    assert "Traceback" not in errors.decode()
+    assert "cast-fp8" in out.decode()
+    found = json.loads(rows.read_text())
+    assert not found["complete"]
+    assert found["codecs"][0]["contexts"] >= 2
