@@ -9,7 +9,7 @@ import pytest
 
 from kvist.bench.quality.page import page
 from kvist.bench.quality.plot import check_plot, draw, frontier
-from kvist.bench.quality.samples import CodecRow, Result, Settings
+from kvist.bench.quality.samples import CodecRow, Result, Settings, read
 from kvist.bench.samples import Machine
 from kvist.core.errors import ConfigError
 
@@ -78,3 +78,15 @@ def test_plot_is_drawn_whatever_rows_there_are(tmp_path: Path, suffix: str) -> N
 def test_plot_of_another_kind_is_refused_beforehand(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"neither .png nor .svg"):
         check_plot(tmp_path / "q.gif")
+
+
+def test_the_page_in_the_docs_shows_the_kept_result() -> None:
+    root = Path(__file__).resolve().parents[4]
+    kept = Path("bench/results/quality.json")
+    if not (root / kept).exists():
+        pytest.skip("no result is kept")
+    assert (root / kept).stat().st_size < 100_000
+    shown = (root / "docs" / "quality.md").read_text()
+    assert shown == page(read(root / kept), str(kept)), (
+        f"run `kvist quality --show {kept} --page docs/quality.md`"
+    )
