@@ -240,4 +240,5 @@ NB_MODULE(_core, m) {
   bind_io(m);
   bind_table(m);
   bind_value(m);
+  bind_planes(m);
 }
