@@ -122,7 +122,7 @@ def test_answer_from_changed_kv_is_that_of_decoding_freely(subject: Subject, tex
     from kvist.bench.quality.forward import cache_of, greedy_after
 
     asker = Asker(subject.model, subject.tokenizer, subject.layout, answer_tokens=12)
-    asked = asker.ask(texts.questions[0], asker.prompt(texts.questions[0], []))
+    asked = asker.ask(texts.questions[0], asker.prompt(texts.questions[0]))
     assert asked is not None
     freely = []
     for codec in (RawCodec(), CastCodec()):
@@ -166,11 +166,11 @@ def test_texts_that_are_too_few_are_refused_before_anything_is_measured(
 
 
 def test_unknown_codec_is_refused_with_those_that_are_known(subject: Subject) -> None:
-    with pytest.raises(ConfigError, match="there is no codec 'zip'; take raw, cast-fp8"):
+    with pytest.raises(ConfigError, match="there is no codec 'zip'; take raw, cast-fp8, lossless"):
         codecs(["raw", "zip"], subject.layout)
 
 
-@pytest.mark.parametrize("name", ["raw", "cast-fp8"])
+@pytest.mark.parametrize("name", ["raw", "cast-fp8", "lossless"])
 def test_every_codec_gives_back_as_many_bytes_as_it_took(subject: Subject, name: str) -> None:
     assert name in codec_names(subject.layout)
     (codec,) = codecs([name], subject.layout)

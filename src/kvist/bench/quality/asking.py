@@ -16,10 +16,29 @@ from kvist.bench.quality.measures import agreed_tokens
 from kvist.bench.quality.texts import Question
 from kvist.core.layout import BlockLayout
 
-PASSAGES = 3  # the question's own first, then others' that do not belong to it
 MAX_PROMPT_TOKENS = 2048
 
-_INTRODUCTION = "Answer each question with a few words from the passages.\n\n"
+# Shown before every question, so that even a small model answers in a few words.
+_EXAMPLES = """\
+Passage: The common swift spends almost its whole life in the air. It drinks, mates and sleeps on \
+the wing and lands only to nest, under the eaves of old buildings or in hollow trees. Young birds \
+leave the nest about six weeks after they hatch and may not touch the ground again for two years.
+Question: Where does the common swift sleep?
+Answer: on the wing
+
+Passage: Porcelain is fired at about 1,300 degrees, far hotter than earthenware. In Europe nobody \
+knew how it was made until Johann Friedrich Böttger, who was held prisoner to make gold, found the \
+right clay in 1708. Two years later a factory opened in Meissen, where it still works.
+Question: Who found out in Europe how porcelain is made?
+Answer: Johann Friedrich Böttger
+
+Passage: The tide in the Bay of Fundy rises by as much as 16 metres, the height of a house of five \
+floors. Twice a day more water flows into the bay than leaves all the rivers of the world. At low \
+tide visitors walk on the sea floor among rocks shaped like flower pots.
+Question: How high does the tide in the Bay of Fundy rise?
+Answer: 16 metres
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +65,11 @@ class Asker:
         ends = getattr(model.generation_config, "eos_token_id", None)
         self._stops = {ends} if isinstance(ends, int) else set(ends or ())
 
-    def prompt(self, question: Question, others: Sequence[str]) -> list[int]:
-        """Tokens of the passages, in an order that the question does not tell, and the question."""
-        passages = [*others]
-        passages.insert(len(question.question) % (len(others) + 1), "\n".join(question.passages))
-        text = "".join(f"Passage: {passage}\n" for passage in passages)
+    def prompt(self, question: Question) -> list[int]:
+        """Tokens of examples, the question's passages, and the question."""
+        text = "".join(f"Passage: {passage}\n" for passage in question.passages)
         asked = question.question.rstrip("? ") + "?"
-        return list(self._tokenizer.encode(f"{_INTRODUCTION}{text}\nQuestion: {asked}\nAnswer:"))
+        return list(self._tokenizer.encode(f"{_EXAMPLES}{text}Question: {asked}\nAnswer:"))
 
     def ask(self, question: Question, prompt: Sequence[int]) -> Asked | None:
         """Computes the prompt's KV and the answer from it; `None` if it fills no block."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvist.codec.frame import RAW_CODEC
+from kvist.codec.lossless import LOSSLESS, Lossless
 from kvist.codec.payload import BlockCodec
 from kvist.core.errors import ConfigError
 from kvist.core.layout import BlockLayout
@@ -60,7 +61,7 @@ class CastCodec:
 
 
 def _known(layout: BlockLayout) -> dict[str, Callable[[], BlockCodec]]:
-    return {RAW_CODEC: RawCodec, CAST: CastCodec}
+    return {RAW_CODEC: RawCodec, CAST: CastCodec, LOSSLESS: lambda: Lossless(layout)}
 
 
 def codec_names(layout: BlockLayout) -> tuple[str, ...]:

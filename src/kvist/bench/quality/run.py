@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kvist.bench.quality.answers import exact_match, f1
-from kvist.bench.quality.asking import MAX_PROMPT_TOKENS, PASSAGES, Asker
+from kvist.bench.quality.asking import MAX_PROMPT_TOKENS, Asker
 from kvist.bench.quality.codecs import through
 from kvist.bench.quality.divergence import Context, diverge, prepare
 from kvist.bench.quality.forward import kv_layout
@@ -165,15 +165,10 @@ class CodecRun:
                 yield tokens[-self._need :] if document.from_end else tokens[: self._need]
 
     def _asked(self, questions: Sequence[Question]) -> Iterator[tuple[Question, list[int]]]:
-        """Questions with passages of the next ones among their own."""
-        for place, question in enumerate(questions):
-            others = [
-                "\n".join(questions[(place + step) % len(questions)].passages)
-                for step in range(1, max(0, PASSAGES - len(question.passages)) + 1)
-            ]
-            if sum(map(len, [*others, *question.passages])) > MAX_PROMPT_TOKENS * 6:
+        for question in questions:
+            if sum(map(len, question.passages)) > MAX_PROMPT_TOKENS * _CHARACTERS_PER_TOKEN:
                 continue  # long before it is tokenised
-            prompt = self._asker.prompt(question, others)
+            prompt = self._asker.prompt(question)
             if self._settings.block_tokens < len(prompt) <= MAX_PROMPT_TOKENS:
                 yield question, prompt
 
