@@ -117,10 +117,11 @@ def test_codec_that_refuses_or_breaks_kv_has_a_fault_and_no_figures(result: Resu
 
 
 def test_answer_from_changed_kv_is_that_of_decoding_freely(subject: Subject, texts: Texts) -> None:
-    from kvist.bench.quality.asking import Asker
+    from kvist.bench.quality.asking import Asker, FirstLine
     from kvist.bench.quality.codecs import through
     from kvist.bench.quality.forward import cache_of, greedy_after
 
+    line = FirstLine(subject.model, subject.tokenizer)
     asker = Asker(subject.model, subject.tokenizer, subject.layout, answer_tokens=12)
     asked = asker.ask(texts.questions[0], asker.prompt(texts.questions[0]))
     assert asked is not None
@@ -128,8 +129,8 @@ def test_answer_from_changed_kv_is_that_of_decoding_freely(subject: Subject, tex
     for codec in (RawCodec(), CastCodec()):
         blocks = through(codec, asked.blocks).blocks
         cache = cache_of(subject.model, blocks, subject.layout)
-        tokens = greedy_after(subject.model, cache, asked.tail, 12, ends=asker._ends)
-        freely.append(asker.text(tokens))
+        tokens = greedy_after(subject.model, cache, asked.tail, 12, ends=line.ends)
+        freely.append(line.text(tokens))
         assert asker.answer(asked, blocks) == freely[-1]
     assert len(set(freely)) == 2, "the cast changed no answer: the test shows nothing"
 

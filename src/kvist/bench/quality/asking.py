@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from kvist.bench.quality.forward import (
     cache_of,
     compute_blocks,
     greedy_after,
-    logits_after,
+    greedy_like,
 )
-from kvist.bench.quality.measures import agreed_tokens
 from kvist.bench.quality.texts import Question
 from kvist.core.layout import BlockLayout
 
 MAX_PROMPT_TOKENS = 2048
 
 # Shown before every question, so that even a small model answers in a few words.
-_EXAMPLES = """\
+EXAMPLES = """\
 Passage: The common swift spends almost its whole life in the air. It drinks, mates and sleeps on \
 the wing and lands only to nest, under the eaves of old buildings or in hollow trees. Young birds \
 leave the nest about six weeks after they hatch and may not touch the ground again for two years.
@@ -51,6 +51,28 @@ class Asked:
     raw_answer: tuple[int, ...]
 
 
+class FirstLine:
+    """Reads a model's answer: up to the end of its line, or where the model ends it."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bool] = {}
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        self._stops = {ends} if isinstance(ends, int) else set(ends or ())
+
+    def ends(self, token: int) -> bool:
+        """Whether an answer is over with this token."""
+        if token not in self._known:
+            line = "\n" in str(self._tokenizer.decode([token]))
+            self._known[token] = line or token in self._stops
+        return self._known[token]
+
+    def text(self, answer: Sequence[int]) -> str:
+        """The words before the end."""
+        line = [*takewhile(lambda token: not self.ends(token), answer)]
+        return str(self._tokenizer.decode(line, skip_special_tokens=True)).strip()
+
+
 class Asker:
     """Asks one model; keeps nothing of a question."""
 
@@ -61,15 +83,12 @@ class Asker:
         self._tokenizer = tokenizer
         self._layout = layout
         self._answer_tokens = answer_tokens
-        self._endings: dict[int, bool] = {}
-        ends = getattr(model.generation_config, "eos_token_id", None)
-        self._stops = {ends} if isinstance(ends, int) else set(ends or ())
+        self._line = FirstLine(model, tokenizer)
 
     def prompt(self, question: Question) -> list[int]:
         """Tokens of examples, the question's passages, and the question."""
-        text = "".join(f"Passage: {passage}\n" for passage in question.passages)
-        asked = question.question.rstrip("? ") + "?"
-        return list(self._tokenizer.encode(f"{_EXAMPLES}{text}Question: {asked}\nAnswer:"))
+        passages = "".join(map(passage_text, question.passages))
+        return list(self._tokenizer.encode(EXAMPLES + passages + question_text(question)))
 
     def ask(self, question: Question, prompt: Sequence[int]) -> Asked | None:
         """Computes the prompt's KV and the answer from it; `None` if it fills no block."""
@@ -79,39 +98,23 @@ class Asker:
         blocks = compute_blocks(self._model, prompt[:held], self._layout)
         tail = tuple(prompt[held:])
         cache = cache_of(self._model, blocks, self._layout)
-        answer = greedy_after(self._model, cache, tail, self._answer_tokens, ends=self._ends)
+        answer = greedy_after(self._model, cache, tail, self._answer_tokens, ends=self._line.ends)
         return Asked(question, blocks, tail, tuple(answer))
 
     def answer(self, asked: Asked, blocks: Sequence[bytes]) -> str:
-        """The answer from `blocks` in place of the prompt's own.
-
-        One pass over the raw answer finds where this one parts from it; only what follows has to be
-        decoded token by token.
-        """
+        """The answer from `blocks` in place of the prompt's own."""
         cache = cache_of(self._model, blocks, self._layout)
-        fed = [*asked.tail, *asked.raw_answer[:-1]]
-        found = logits_after(self._model, cache, fed)[len(asked.tail) - 1 :].argmax(axis=1).tolist()
-        same = agreed_tokens(asked.raw_answer, found)
-        if same == len(asked.raw_answer):
-            return self.text(asked.raw_answer)
-        answer = [*asked.raw_answer[:same], found[same]]
-        if not self._ends(answer[-1]):
-            answer += greedy_after(
-                self._model,
-                cache,
-                [*asked.tail, *answer],
-                self._answer_tokens - len(answer),
-                ends=self._ends,
-            )
-        return self.text(answer)
+        answer, _ = greedy_like(
+            self._model, cache, asked.tail, asked.raw_answer, ends=self._line.ends
+        )
+        return self._line.text(answer)
 
-    def text(self, answer: Sequence[int]) -> str:
-        """An answer's first line."""
-        whole = str(self._tokenizer.decode(list(answer), skip_special_tokens=True)).strip()
-        return whole.splitlines()[0].strip() if whole else ""
 
-    def _ends(self, token: int) -> bool:
-        if token not in self._endings:
-            line = "\n" in str(self._tokenizer.decode([token]))
-            self._endings[token] = line or token in self._stops
-        return self._endings[token]
+def passage_text(passage: str) -> str:
+    """A passage as it stands in a prompt."""
+    return f"Passage: {passage}\n"
+
+
+def question_text(question: Question) -> str:
+    """A question as it stands at the end of a prompt."""
+    return f"Question: {question.question.rstrip('? ')}?\nAnswer:"

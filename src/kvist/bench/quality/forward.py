@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from kvist.bench.quality.measures import agreed_tokens
 from kvist.connectors.model_settings import model_layout
 from kvist.connectors.transformers.blocks import Staging, canonical_blocks
 from kvist.core.layout import BlockLayout
@@ -84,6 +85,32 @@ def greedy_after(
                 break
             feed = out[-1:]
     return out
+
+
+def greedy_like(
+    model: Any,
+    cache: DynamicCache,
+    tokens: Sequence[int],
+    expected: Sequence[int],
+    *,
+    ends: Callable[[int], bool],
+) -> tuple[list[int], int]:
+    """The greedy answer after `cache` and `tokens`, and how many of its tokens are as `expected`.
+
+    One pass over the expected answer finds where this one parts from it: two greedy answers are
+    equal up to the first token that differs. Only what follows is decoded token by token, up to the
+    length of `expected` or to the first token that `ends` it. The cache may have grown.
+    """
+    found = logits_after(model, cache, [*tokens, *expected[:-1]])[len(tokens) - 1 :]
+    answer = [int(token) for token in found.argmax(axis=1)]
+    same = agreed_tokens(expected, answer)
+    if same == len(expected):
+        return list(expected), same
+    answer = answer[: same + 1]
+    if not any(map(ends, answer)):
+        more = len(expected) - len(answer)
+        answer += greedy_after(model, cache, [*tokens, *answer], more, ends=ends)
+    return answer, same
 
 
 def _row(model: Any, tokens: Sequence[int]) -> torch.Tensor:
