@@ -16,6 +16,7 @@ IMPLEMENTATION: Literal["native", "python"]
 if TYPE_CHECKING:
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
+    from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
         chain_keys,
@@ -42,6 +43,7 @@ else:
     if IMPLEMENTATION == "native":
         from kvist.native._core import (
             KeyTable,
+            SpanTable,
             decode_planes,
             encode_planes,
             open_pool,
@@ -50,6 +52,7 @@ else:
     else:
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
+        from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
@@ -63,6 +66,7 @@ __all__ = [
     "Direction",
     "KeyTable",
     "PageMap",
+    "SpanTable",
     "chain_keys",
     "checksum",
     "copy_checksum",

@@ -1,13 +1,12 @@
 """What blended KV does to a model's answers: a prompt of passages that were each computed alone.
 
-A prompt is examples, then passages, then a question. The examples are a matched prefix: exact. The
-KV of each passage was computed alone, as an earlier prompt that began with it left it, and is moved
-to where the passage stands now; `repair` computes the question, and of the passages' tokens the
+The KV of each passage is what an earlier prompt that began with it left behind, moved to where the
+passage stands now (`bench/blend`); `repair` computes the rest, and of the passages' tokens the
 share that a ratio says. Compared is what the model says from then on with a prefill of everything:
 KL(full ‖ blended) of the next token at every position of the question, and its greedy answer.
 
-Ratio 0 is naive concatenation, ratio 1 computes everything. Prefix-only reuse computes all after
-the examples too: exact, but for nothing that stands in the passages.
+Ratio 0 is naive concatenation, ratio 1 computes everything. `bench/blend` has the curve of KL over
+many more prompts; here the model also has to answer.
 """
 
 from __future__ import annotations
@@ -22,25 +21,13 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from kvist.accel.blend.proof import prove
-from kvist.accel.blend.relocate import relocate
 from kvist.accel.blend.repair import repair
 from kvist.accel.blend.schedule import RepairPlan
 from kvist.accel.blend.transformers_model import TransformersBlendModel
+from kvist.bench.blend.prompts import PassagePrompt
+from kvist.bench.blend.quality import stored_passages
 from kvist.bench.quality.forward import greedy_after, greedy_like
 from kvist.bench.quality.measures import Comparison, compare
-
-
-@dataclass(frozen=True, slots=True)
-class BlendPrompt:
-    """Token ids of a prompt's parts, in order."""
-
-    prefix: tuple[int, ...]
-    passages: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [*self.prefix, *(t for passage in self.passages for t in passage), *self.question]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +39,7 @@ class Stored:
     the full prefill's.
     """
 
-    prompt: BlendPrompt
+    prompt: PassagePrompt
     keys: torch.Tensor
     values: torch.Tensor
     cached: torch.Tensor
@@ -89,26 +76,14 @@ class Blender:
         self._view = TransformersBlendModel(model)
         prove(self._view, model.config.vocab_size, model.device)
 
-    def store(self, prompt: BlendPrompt, answer_tokens: int) -> Stored:
+    def store(self, prompt: PassagePrompt, answer_tokens: int) -> Stored:
         """Computes each passage alone, and the whole prompt for comparison."""
         keys, values, logits = self._view.own_pass(self._ids(prompt.tokens))
         full = self._all_but_last(keys, values)
         answer = greedy_after(self._model, full, prompt.question[-1:], answer_tokens)
-        cached = torch.zeros(len(prompt.tokens), dtype=torch.bool, device=self._model.device)
-        start = len(prompt.prefix)
-        for passage in prompt.passages:
-            stop = start + len(passage)
-            own_keys, own_values, _ = self._view.own_pass(self._ids(passage))
-            there = torch.arange(len(passage), device=self._model.device)
-            for layer in range(len(keys)):
-                keys[layer, :, start:stop] = relocate(
-                    own_keys[layer], there, there + start, self._view.rope(layer)
-                )
-            values[:, :, start:stop] = own_values
-            cached[start:stop] = True
-            start = stop
+        moved, same, cached = stored_passages(self._view, prompt)
         asked = logits[-len(prompt.question) :].float().cpu().numpy()
-        return Stored(prompt, keys, values, cached, asked, tuple(answer))
+        return Stored(prompt, moved, same, cached, asked, tuple(answer))
 
     def blend(self, stored: Stored, ratio: float) -> Blended:
         """The prompt with `ratio` of its passages' tokens computed again."""
@@ -120,7 +95,6 @@ class Blender:
             stored.values.clone(),
             stored.cached,
             RepairPlan(ratio),
-            exact_tokens=len(prompt.prefix),
         )
         with torch.no_grad():
             logits = self._view.logits(found.hidden[-len(prompt.question) :])
