@@ -28,7 +28,8 @@ def add_parser(subparsers: Any) -> None:
         summary="measure what codecs and blending do to a model's answers",
         details="Computes the KV of texts, puts it through each codec, and has the model go on "
         "from the result: KL of the next token, perplexity, greedy answers, answers to questions, "
-        "size and speed. Ctrl-C keeps what was measured. Needs the extra `demo`.",
+        "size and speed; with --blend, of prompts whose passages were each cached alone too. "
+        "Ctrl-C keeps what was measured. Needs the extra `demo`.",
         example="kvist quality --codecs raw,cast-fp8 --contexts 2 --questions 2",
     )
     parser.add_argument(
@@ -51,7 +52,18 @@ def add_parser(subparsers: Any) -> None:
         "--codecs",
         metavar="NAMES",
         default="all",
-        help="codecs, separated by commas (default: all)",
+        help="codecs, separated by commas, or none (default: all)",
+    )
+    parser.add_argument(
+        "--blend",
+        action="store_true",
+        help="measure blended KV too: passages that were cached each alone",
+    )
+    parser.add_argument(
+        "--ratios",
+        metavar="RATIOS",
+        default="0,0.05,0.15,0.3,0.6,1",
+        help="shares of blended tokens that are computed again (default: 0,0.05,0.15,0.3,0.6,1)",
     )
     _add_effort(parser)
     _add_files(parser)
@@ -64,6 +76,9 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--questions", type=int, default=8, metavar="N", help="questions to ask (default: 8)"
+    )
+    group.add_argument(
+        "--prompts", type=int, default=8, metavar="N", help="prompts to blend (default: 8)"
     )
     group.add_argument(
         "--context-tokens",
@@ -124,11 +139,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for option in ("contexts", "context_tokens", "block_tokens"):
+    for option in ("contexts", "context_tokens", "block_tokens", "prompts"):
         if getattr(args, option) < 1:
             raise ConfigError("must be at least 1", path=f"--{option.replace('_', '-')}")
     if args.questions < 0:
         raise ConfigError("must not be negative", path="--questions")
+    _ratios(args)
     if args.context_tokens < args.block_tokens:
         raise ConfigError("fewer than --block-tokens: no whole block", path="--context-tokens")
     for option in ("json", "plot", "page", "samples"):
@@ -159,9 +175,9 @@ def _measured(args: argparse.Namespace) -> Result:
     transformers.utils.logging.disable_progress_bar()
     errors = screen.progress_console()
     subject, name = open_subject(args.model, args.block_tokens, errors.print)
-    known = codec_names(subject.layout)
-    words = known if args.codecs == "all" else [word.strip() for word in args.codecs.split(",")]
-    chosen = codecs(words, subject.layout)
+    words = [word.strip() for word in args.codecs.split(",")]
+    known = {"all": codec_names(subject.layout), "none": ()}
+    chosen = codecs(known.get(args.codecs, words), subject.layout)
     texts = _texts(args, subject.tokenizer)
     with screen.progress_bars() as bars:
         return measure(
@@ -170,8 +186,19 @@ def _measured(args: argparse.Namespace) -> Result:
             texts,
             _settings(args, name, texts),
             _Bar(bars),
+            ratios=_ratios(args) if args.blend else (),
             samples=args.samples,
         )
+
+
+def _ratios(args: argparse.Namespace) -> list[float]:
+    try:
+        found = [float(text) for text in args.ratios.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{args.ratios!r} are no numbers", path="--ratios") from error
+    if not all(0 <= ratio <= 1 for ratio in found):
+        raise ConfigError("a ratio lies between 0 and 1", path="--ratios")
+    return sorted(found)
 
 
 def _texts(args: argparse.Namespace, tokenizer: Any) -> Texts:
@@ -181,7 +208,7 @@ def _texts(args: argparse.Namespace, tokenizer: Any) -> Texts:
     if args.texts:
         return read_texts(args.texts)
     tokens = args.context_tokens + FOLLOW_TOKENS + 1
-    return generated_texts(tokenizer, args.contexts, tokens, args.questions)
+    return generated_texts(tokenizer, args.contexts, tokens, max(args.questions, args.prompts))
 
 
 def _settings(args: argparse.Namespace, name: str, texts: Texts) -> Settings:
@@ -198,6 +225,7 @@ def _settings(args: argparse.Namespace, name: str, texts: Texts) -> Settings:
         block_tokens=args.block_tokens,
         questions=args.questions,
         answer_tokens=ANSWER_TOKENS,
+        prompts=args.prompts,
     )
 
 
@@ -224,7 +252,8 @@ class _Bar:
 
 
 def _print(result: Result, out: Console) -> None:
-    from kvist.bench.quality.report import grids, notes
+    from kvist.bench.quality.blend_report import grids
+    from kvist.bench.quality.report import notes
 
     for note in notes(result):
         out.print(note)

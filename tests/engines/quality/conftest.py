@@ -13,7 +13,7 @@ _LETTERS = "\n" + string.printable[:95]
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Any:
-    """Two layers, two KV heads, a vocabulary of 97; attention strong enough to matter."""
+    """Four layers, two KV heads, a vocabulary of 97; attention strong enough to matter."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -23,11 +23,11 @@ def tiny_model() -> Any:
         vocab_size=97,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        initializer_range=0.4,
+        initializer_range=0.25,
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,

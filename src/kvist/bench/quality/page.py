@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvist.bench.quality.report import Grid, grids, notes
+from kvist.bench.quality.blend_report import grids
+from kvist.bench.quality.report import Grid, notes
 from kvist.bench.quality.samples import Result
 
 _NOTE = "<!-- Written by `kvist quality --page` from the file that is named below. -->\n"
@@ -26,12 +27,20 @@ through a codec's encode and decode, and has the model, in float32, go on from t
 **Size** is of the payload to the raw block. Speeds are of raw bytes, in MB (1,000,000 bytes) a
 second of CPU time, so of one core. `cast-fp8` is no codec of Kvist: it rounds every value to float8
 without a scale, as engines do for an `fp8` cache, and shows what the others are worth.
+
+**Blend** (`--blend`) serves prompts of examples, passages that were each cached alone, and a
+question. A way is the share of the passages' tokens that is computed again: 0 is naive
+concatenation; `prefix-only` reuses the examples alone and says what a `full` prefill says.
+KL(full ‖ blended) is over the tokens of the question; **KL at answer** is at the last of them;
+**removed** is the share of naive concatenation's KL that is gone. `python -m kvist.bench.blend`
+measures a curve over more prompts.
 """
 
 _REPEAT = """
 ```sh
 kvist quality --json quality.json --plot quality.svg     # on the generated text: minutes
 kvist quality MODEL --texts mine.txt --codecs raw,int8   # on a model and a text of yours
+kvist quality --codecs none --blend --ratios 0,0.15,1    # blended KV
 kvist quality --show quality.json                        # the table again
 ```
 

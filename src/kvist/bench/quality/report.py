@@ -41,11 +41,11 @@ def _with_contexts(row: CodecRow, samples: Sequence[CodecSample]) -> CodecRow:
         positions=len(kl),
         raw_bytes=raw_bytes,
         stored_bytes=sum(s.stored_bytes for s in samples),
-        kl_nats_mean=_digits(float(np.mean(kl)), 4),
-        kl_nats_p95=_digits(float(np.quantile(kl, 0.95, method="higher")), 4),
-        perplexity=_digits(perplexity(surprise), 6),
-        top1_ratio=_digits(sum(s.same_top for s in samples) / len(kl), 5),
-        greedy_ratio=_digits(sum(s.greedy_same_tokens for s in samples) / greedy, 5),
+        kl_nats_mean=digits(float(np.mean(kl)), 4),
+        kl_nats_p95=digits(float(np.quantile(kl, 0.95, method="higher")), 4),
+        perplexity=digits(perplexity(surprise), 6),
+        top1_ratio=digits(sum(s.same_top for s in samples) / len(kl), 5),
+        greedy_ratio=digits(sum(s.greedy_same_tokens for s in samples) / greedy, 5),
         encode_mb_s=_speed(raw_bytes, sum(s.encode_s for s in samples)),
         decode_mb_s=_speed(raw_bytes, sum(s.decode_s for s in samples)),
     )
@@ -57,8 +57,8 @@ def _with_answers(row: CodecRow, answers: Sequence[AnswerSample]) -> CodecRow:
     return msgspec.structs.replace(
         row,
         questions=len(answers),
-        f1=_digits(sum(a.f1 for a in answers) / len(answers), 4),
-        exact_ratio=_digits(sum(a.exact for a in answers) / len(answers), 4),
+        f1=digits(sum(a.f1 for a in answers) / len(answers), 4),
+        exact_ratio=digits(sum(a.exact for a in answers) / len(answers), 4),
     )
 
 
@@ -69,16 +69,12 @@ def copy_mb_s(log: SampleLog, names: Sequence[str]) -> float | None:
 
 
 def _speed(size_bytes: int, took_s: float) -> float | None:
-    return _digits(size_bytes / took_s / 1e6, 4) if took_s > 0 else None
+    return digits(size_bytes / took_s / 1e6, 4) if took_s > 0 else None
 
 
-def _digits(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
-
-
-def grids(result: Result) -> list[Grid]:
-    """The tables of a result."""
-    return [codec_grid(result)]
+def digits(value: float, count: int) -> float:
+    """`value` with `count` significant digits: no more are kept."""
+    return float(f"{value:.{count}g}")
 
 
 def codec_grid(result: Result) -> Grid:
@@ -109,7 +105,8 @@ def notes(result: Result) -> list[str]:
     out = [
         f"{asked.model} in float32, KV in bfloat16, blocks of {asked.block_tokens} tokens; "
         f"{asked.contexts} texts of {asked.context_tokens} tokens, {asked.follow_tokens} after "
-        f"each, greedy answers of {asked.greedy_tokens}; {asked.questions} questions. "
+        f"each, greedy answers of {asked.greedy_tokens}; {asked.questions} questions"
+        f"{f'; {asked.prompts} prompts blended' if result.blend else ''}. "
         f"Texts: {', '.join(asked.texts)}."
     ]
     if result.copy_mb_s is not None:

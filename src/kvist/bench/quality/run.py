@@ -88,10 +88,10 @@ class CodecRun:
             subject.layout,
             answer_tokens=settings.answer_tokens,
         )
-        self._windows = _enough(
+        self._windows = enough(
             self._cut(texts.documents), settings.contexts, f"texts of {self._need} tokens"
         )
-        self._prompts = _enough(
+        self._prompts = enough(
             self._asked(texts.questions), settings.questions, "questions with short passages"
         )
 
@@ -105,7 +105,6 @@ class CodecRun:
 
     def run(self) -> None:
         """Measures what the log does not know."""
-        self._screen.expect(self.steps())
         for number, window in enumerate(self._windows):
             self._context(number, window)
         for number, (question, prompt) in enumerate(self._prompts):
@@ -173,7 +172,12 @@ class CodecRun:
                 yield question, prompt
 
 
-def _enough(found: Iterator[_T], count: int, what: str) -> list[_T]:
+def enough(found: Iterator[_T], count: int, what: str) -> list[_T]:
+    """The first `count` of what there is; no more is made.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
     taken = [one for _, one in zip(range(count), found, strict=False)]
     if len(taken) < count:
         raise ConfigError(f"there are {len(taken)} {what}, not {count}", path="--texts")

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     block_tokens: int
     questions: int
     answer_tokens: int
+    prompts: int = 0  # that are blended
 
 
 class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="codec"):
@@ -64,7 +65,29 @@ class AnswerSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     exact: bool
 
 
-Sample = CodecSample | AnswerSample
+class BlendSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="blend"):
+    """One prompt of `tokens` at one ratio, or its `full` prefill, beside the full prefill.
+
+    `kl_nats` has an entry for each token of the question. `f1` and `exact` are `None` where the
+    question's own passages were cut.
+    """
+
+    way: str
+    prompt: int
+    tokens: int
+    cached_tokens: int
+    question_tokens: int
+    repaired_tokens: int
+    kl_nats: list[float]
+    same_top: int
+    greedy_same_tokens: int
+    greedy_tokens: int
+    answer: str = ""
+    f1: float | None = None
+    exact: bool | None = None
+
+
+Sample = CodecSample | AnswerSample | BlendSample
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="head"):
@@ -99,6 +122,27 @@ class CodecRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     fault: str = ""
 
 
+class BlendRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One way to serve the prompts: `full`, `prefix-only`, or a ratio of blend.
+
+    `computed_ratio` is the share of the prompts' tokens that was computed. `kl_nats_mean` is over
+    the tokens of the questions, `kl_nats_answer` at the last of them, which begins the answer.
+    """
+
+    way: str
+    prompts: int
+    positions: int
+    computed_ratio: float
+    kl_nats_mean: float
+    kl_nats_p95: float
+    kl_nats_answer: float
+    top1_ratio: float
+    greedy_ratio: float
+    questions: int = 0
+    f1: float | None = None
+    exact_ratio: float | None = None
+
+
 class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A run. `copy_mb_s` is memcpy of the same blocks in the same run, MB/s of one core."""
 
@@ -110,6 +154,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     complete: bool = False
     copy_mb_s: float | None = None
     codecs: list[CodecRow] = []
+    blend: list[BlendRow] = []
 
 
 class SampleLog:
@@ -152,10 +197,17 @@ class SampleLog:
         found = [s for s in self._known.values() if isinstance(s, AnswerSample) and s.way == way]
         return sorted(found, key=lambda s: s.question)
 
+    def blended(self, way: str) -> list[BlendSample]:
+        """What was measured of a way to serve prompts, by prompt."""
+        found = [s for s in self._known.values() if isinstance(s, BlendSample) and s.way == way]
+        return sorted(found, key=lambda s: s.prompt)
+
 
 def _name(sample: Sample) -> tuple[type, str, int]:
     if isinstance(sample, CodecSample):
         return CodecSample, sample.codec, sample.context
+    if isinstance(sample, BlendSample):
+        return BlendSample, sample.way, sample.prompt
     return AnswerSample, sample.way, sample.question
 
 

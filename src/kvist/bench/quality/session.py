@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kvist.bench import samples as bench_samples
 from kvist.bench.machine import describe_machine, load
+from kvist.bench.quality.blend_report import blend_rows
+from kvist.bench.quality.blend_run import BlendRun, ways
 from kvist.bench.quality.divergence import load as load_model
 from kvist.bench.quality.report import codec_row, copy_mb_s
 from kvist.bench.quality.run import CodecRun, Screen, Subject, subject_of
@@ -46,16 +48,25 @@ def measure(
     settings: Settings,
     screen: Screen,
     *,
+    ratios: Sequence[float] = (),
     samples: Path | None = None,
 ) -> Result:
-    """Measures `codecs`; after Ctrl-C the result holds what was measured and is not `complete`.
+    """Measures `codecs`, and blend at `ratios`.
+
+    After Ctrl-C the result holds what was measured and is not `complete`.
 
     Raises:
         ConfigError: the texts are too few, or `samples` holds something else.
+        UnsupportedError: there are ratios, and the model cannot be blended.
         OSError: `samples` cannot be read or written.
     """
     log = SampleLog(settings, samples)
-    work = CodecRun(subject, codecs, texts, settings, log, screen)
+    runs: list[CodecRun | BlendRun] = []
+    if codecs:
+        runs.append(CodecRun(subject, codecs, texts, settings, log, screen))
+    if ratios:
+        runs.append(BlendRun(subject, ratios, texts.questions, settings, log, screen))
+    screen.expect(sum(run.steps() for run in runs))
     result = Result(
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         machine=describe_machine(),
@@ -63,7 +74,8 @@ def measure(
     )
     began_s = time.monotonic()
     try:
-        work.run()
+        for run in runs:
+            run.run()
         result.complete = True
     except KeyboardInterrupt:
         screen.say("interrupted: this is what was measured")
@@ -72,4 +84,5 @@ def measure(
     names = [codec.name for codec in codecs]
     result.codecs = [codec_row(name, log) for name in names]
     result.copy_mb_s = copy_mb_s(log, names)
+    result.blend = blend_rows(ways(ratios), log) if ratios else []
     return result
