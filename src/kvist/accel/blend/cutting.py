@@ -25,7 +25,7 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.uint32]
 
 WINDOW_TOKENS = 16
-APART_TOKENS = 17
+APART_TOKENS = 33
 
 # Odd constants of splitmix64 and of a multiplicative hash.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -88,9 +88,9 @@ def test_another_seed_marks_other_places_with_other_fingerprints() -> None:
 
 
 def test_short_sequences_have_a_mark_if_they_have_a_window() -> None:
-    assert len(Cutter(16, 17)(arr(list(range(15))), 1)) == 0
-    assert Cutter(16, 17)(arr(list(range(16))), 1).ends.tolist() == [15]
-    assert len(Cutter(16, 17)(arr([]), 1)) == 0
+    assert len(Cutter(16, 33)(arr(list(range(15))), 1)) == 0
+    assert Cutter(16, 33)(arr(list(range(16))), 1).ends.tolist() == [15]
+    assert len(Cutter(16, 33)(arr([]), 1)) == 0
 
 
 def test_a_cutter_without_a_window_or_a_distance_is_refused() -> None:

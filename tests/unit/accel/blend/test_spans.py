@@ -312,6 +312,6 @@ def test_a_part_of_a_span_keeps_the_blocks_that_hold_it() -> None:
 
 
 def test_the_promise_of_the_cutter_is_the_promise_of_the_index() -> None:
-    assert index().certain_tokens == 32
+    assert index().certain_tokens == 48
     assert index(cutter=Cutter(8, 9)).certain_tokens == 16
     assert index(cutter=Cutter(8, 9), least_tokens=40).certain_tokens == 40
