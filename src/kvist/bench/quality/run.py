@@ -7,6 +7,7 @@ memory. What the log knows already is not measured again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -82,6 +83,7 @@ class CodecRun:
         self._settings = settings
         self._log = log
         self._screen = screen
+        self._warm = set[str]()
         self._asker = Asker(
             subject.model,
             subject.tokenizer,
@@ -125,7 +127,9 @@ class CodecRun:
                     follow_tokens=settings.follow_tokens,
                     greedy_tokens=settings.greedy_tokens,
                 )
-                through(codec, context.blocks[:1])  # what is loaded at the first call
+            if codec.name not in self._warm:  # what is loaded at the first call is not its speed
+                self._warm.add(codec.name)
+                _tried(codec, context)
             self._log.add(_measured(codec, number, context))
 
     def _question(self, number: int, question: Question, prompt: Sequence[int]) -> None:
@@ -182,6 +186,11 @@ def enough(found: Iterator[_T], count: int, what: str) -> list[_T]:
     if len(taken) < count:
         raise ConfigError(f"there are {len(taken)} {what}, not {count}", path="--texts")
     return taken
+
+
+def _tried(codec: BlockCodec, context: Context) -> None:
+    with suppress(KvistError):  # it is measured next, and then says so
+        through(codec, context.blocks[:1])
 
 
 def _measured(codec: BlockCodec, number: int, context: Context) -> CodecSample:
