@@ -8,7 +8,7 @@ V) is then coded by rANS with a table of its own, or kept as it is where that sp
 
 from __future__ import annotations
 
-from kvist.codec.payload import CodecId, PayloadHead, layout_tag, open_payload
+from kvist.codec.payload import NO_TABLE, CodecId, PayloadHead, layout_tag, open_payload
 from kvist.core.errors import FormatError
 from kvist.core.layout import BlockLayout
 from kvist.native import decode_planes, encode_planes
@@ -47,11 +47,16 @@ class Lossless:
         Raises:
             FormatError: the payload is not what `encode` makes of such a block.
         """
-        head, body = open_payload(
-            stored, codec=CodecId.LOSSLESS, raw_bytes=out.nbytes, layout=self._tag
+        if out.nbytes != self._raw_bytes:
+            raise FormatError(f"a block has {self._raw_bytes} bytes, not {out.nbytes}")
+        _, body = open_payload(
+            stored,
+            codec=CodecId.LOSSLESS,
+            raw_bytes=self._raw_bytes,
+            layout=self._tag,
+            level=0,
+            table=NO_TABLE,
         )
-        if out.nbytes != self._raw_bytes or head.level:
-            raise FormatError(f"a lossless payload of {out.nbytes} bytes, level {head.level}")
         try:
             decode_planes(body, out, self._groups, self._width)
         except ValueError as exc:

@@ -112,22 +112,32 @@ class PayloadHead:
 
 
 def open_payload(
-    stored: Buffer, *, codec: CodecId, raw_bytes: int | None = None, layout: bytes = NO_LAYOUT
+    stored: Buffer,
+    *,
+    codec: CodecId,
+    raw_bytes: int | None = None,
+    layout: bytes = NO_LAYOUT,
+    level: int | None = None,
+    table: bytes | None = None,
 ) -> tuple[PayloadHead, memoryview]:
     """The head of `stored`, proven to be of `codec` and of what the caller expects, and its body.
 
     Args:
         raw_bytes: the size that decoding must give; `None` where the caller takes any.
         layout: `layout_tag` of the block that is wanted.
+        level, table: what the codec decodes with; `None` where the caller takes any.
 
     Raises:
-        FormatError: it is too short or too long, or of another codec, size or layout.
+        FormatError: it is too short or too long, or of another codec, size, layout, level or
+            table.
         VersionError: written by a newer Kvist.
     """
     view = memoryview(stored).cast("B")
     if len(view) < HEAD_BYTES:
         raise FormatError(f"a payload has at least {HEAD_BYTES} bytes, not {len(view)}")
-    magic, version, number, level, zeros, table, found_layout, raw, body = _HEAD.unpack_from(view)
+    magic, version, number, found_level, zeros, found_table, found_layout, raw, body = (
+        _HEAD.unpack_from(view)
+    )
     if magic != _MAGIC:
         raise FormatError(f"a payload's magic is {magic!r}, not {_MAGIC!r}")
     if version != PAYLOAD_VERSION:
@@ -138,7 +148,11 @@ def open_payload(
         raise FormatError("a payload of a block of another layout")
     if raw_bytes is not None and raw != raw_bytes:
         raise FormatError(f"a payload of {raw} decoded bytes, not {raw_bytes}")
+    if level not in (None, found_level):
+        raise FormatError(f"a payload of level {found_level}, not {level}")
+    if table not in (None, found_table):
+        raise FormatError("a payload encoded with another table")
     if body != len(view) - HEAD_BYTES:
         raise FormatError(f"a payload of {len(view) - HEAD_BYTES} bytes that says {body}")
-    head = PayloadHead(codec, raw, body, level, bytes(table), bytes(found_layout))
+    head = PayloadHead(codec, raw, body, found_level, found_table, found_layout)
     return head, view[HEAD_BYTES:]

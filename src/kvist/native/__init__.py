@@ -16,6 +16,7 @@ IMPLEMENTATION: Literal["native", "python"]
 if TYPE_CHECKING:
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
+    from kvist.native.quantise_twin import decode_quantised, encode_quantised
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
@@ -45,13 +46,16 @@ else:
             KeyTable,
             SpanTable,
             decode_planes,
+            decode_quantised,
             encode_planes,
+            encode_quantised,
             open_pool,
             open_uring,
         )
     else:
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
+        from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
@@ -71,8 +75,10 @@ __all__ = [
     "checksum",
     "copy_checksum",
     "decode_planes",
+    "decode_quantised",
     "digest",
     "encode_planes",
+    "encode_quantised",
     "move_pages",
     "move_pages_checksum",
     "open_pool",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kvist.codec.frame import RAW_CODEC
 from kvist.codec.lossless import LOSSLESS, Lossless
 from kvist.codec.payload import BlockCodec
+from kvist.codec.quantised import QUANTISED, Quantised
 from kvist.core.errors import ConfigError
 from kvist.core.layout import BlockLayout
 
@@ -61,7 +63,12 @@ class CastCodec:
 
 
 def _known(layout: BlockLayout) -> dict[str, Callable[[], BlockCodec]]:
-    return {RAW_CODEC: RawCodec, CAST: CastCodec, LOSSLESS: lambda: Lossless(layout)}
+    known: dict[str, Callable[[], BlockCodec]] = {
+        RAW_CODEC: RawCodec,
+        CAST: CastCodec,
+        LOSSLESS: lambda: Lossless(layout),
+    }
+    return known | {name: partial(Quantised, name, layout) for name in QUANTISED}
 
 
 def codec_names(layout: BlockLayout) -> tuple[str, ...]:

@@ -33,3 +33,4 @@ void bind_io(nanobind::module_& m);
 void bind_spans(nanobind::module_& m);
 void bind_value(nanobind::module_& m);
 void bind_planes(nanobind::module_& m);
+void bind_quantise(nanobind::module_& m);

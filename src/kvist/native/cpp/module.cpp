@@ -242,4 +242,5 @@ NB_MODULE(_core, m) {
   bind_table(m);
   bind_value(m);
   bind_planes(m);
+  bind_quantise(m);
 }

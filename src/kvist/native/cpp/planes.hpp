@@ -18,6 +18,7 @@
 #include <cstring>
 #include <vector>
 
+#include "numbers.hpp"
 #include "rans.hpp"
 
 namespace kvist::planes {
@@ -39,7 +40,7 @@ enum class Stored : u8 { kRaw = 0, kConstant = 1, kCoded = 2 };
 
 // ---- values ⇄ planes -----------------------------------------------------------------------------
 
-#define KVIST_INLINE inline __attribute__((always_inline))
+
 
 KVIST_INLINE void split_2(const u8* in, u8* out, std::size_t values) {
   for (std::size_t i = 0; i < values; ++i) {
