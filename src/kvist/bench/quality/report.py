@@ -111,6 +111,8 @@ def notes(result: Result) -> list[str]:
     ]
     if result.copy_mb_s is not None:
         out.append(f"memcpy of the same blocks: {result.copy_mb_s:,.0f} MB/s of one core.")
+    if result.implementation != "native":
+        out.append("The native code was off: speeds are those of its Python twins.")
     if not result.complete:
         out.append("The run was interrupted; what it had measured is shown.")
     out += [f"{row.codec}: {row.fault}" for row in result.codecs if row.fault]

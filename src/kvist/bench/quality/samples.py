@@ -144,7 +144,10 @@ class BlendRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A run. `copy_mb_s` is memcpy of the same blocks in the same run, MB/s of one core."""
+    """A run. `copy_mb_s` is memcpy of the same blocks in the same run, MB/s of one core.
+
+    `implementation` is `native`, or `python` where the twins were measured in its place.
+    """
 
     started: str
     machine: Machine
@@ -152,6 +155,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     schema: int = SCHEMA
     took_s: float = 0.0
     complete: bool = False
+    implementation: str = "native"
     copy_mb_s: float | None = None
     codecs: list[CodecRow] = []
     blend: list[BlendRow] = []

@@ -18,6 +18,7 @@ from kvist.bench.quality.texts import Texts
 from kvist.bench.smollm2 import Progress, ensure_smollm2
 from kvist.codec.payload import BlockCodec
 from kvist.core.errors import ConfigError
+from kvist.native import IMPLEMENTATION
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 
@@ -71,6 +72,7 @@ def measure(
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         machine=describe_machine(),
         settings=settings,
+        implementation=IMPLEMENTATION,
     )
     began_s = time.monotonic()
     try:

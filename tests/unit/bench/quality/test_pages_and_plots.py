@@ -42,7 +42,14 @@ ROWS = [
 
 def _result() -> Result:
     machine = Machine("a cpu", 2, 1 << 30, "6.1", "3.11", {"torch": "2"}, "abc", 0.0)
-    return Result(started="now", machine=machine, settings=SETTINGS, codecs=ROWS, copy_mb_s=9000)
+    return Result(
+        started="now",
+        machine=machine,
+        settings=SETTINGS,
+        codecs=ROWS,
+        copy_mb_s=9000,
+        implementation="python",
+    )
 
 
 def test_frontier_leaves_out_what_another_codec_beats_in_size_and_divergence() -> None:
@@ -57,6 +64,7 @@ def test_page_names_its_source_and_has_every_row_and_note() -> None:
     assert "| lossless | 70.0% | 0 |" in text
     assert "* absent: text 1: not here" in text
     assert "interrupted" in text
+    assert "Python twins" in text
     assert "memcpy of the same blocks: 9,000 MB/s" in text
 
 
