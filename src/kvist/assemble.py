@@ -9,9 +9,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from kvist.codec.keyring import read_keyring
+from kvist.codec.registry import CodecRegistry, open_codecs
 from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
 from kvist.core.errors import ConfigError, TierBusyError, TierError
 from kvist.core.events import KvEvent
+from kvist.core.layout import BlockLayout
 from kvist.policy import (
     AdmitAll,
     Arc,
@@ -62,6 +65,7 @@ def open_embedded_store(
     *,
     block_bytes: int,
     fingerprint: bytes,
+    layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
 ) -> TieredStore:
@@ -71,11 +75,13 @@ def open_embedded_store(
         config: the knobs.
         block_bytes: size of one canonical block.
         fingerprint: the keyspace's fingerprint (32 bytes), written into every frame.
+        layout: what a block looks like; codecs other than `raw` and `aead` need it.
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
 
     Raises:
-        ConfigError: the DRAM tier holds no block, or the insert filter does not fit the order.
+        ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
+            codec cannot be had: no such one, not for this layout, without keys or its package.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
@@ -89,7 +95,9 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
+    lower: LowerTier | None = None
+    if config.store.ssd.enabled:
+        lower = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -143,7 +151,25 @@ def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int)
     return AdmitAll()
 
 
-def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
+def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
+    """What the SSD tier writes and reads. Says so, once, if answers may change.
+
+    Raises:
+        ConfigError: the codec cannot be had.
+    """
+    ssd = config.store.ssd
+    keyring = read_keyring(ssd.keys) if ssd.keys else None
+    codecs = open_codecs(ssd.codec, layout, keyring)
+    if codecs.writer is not None and not codecs.writer.exact:
+        _log.warning(
+            "store.ssd.codec=%s is LOSSY: blocks that come back from disk are not quite what was "
+            "computed, so answers may change; raw and lossless never change them",
+            ssd.codec,
+        )
+    return codecs
+
+
+def _open_ssd(config: Config, fingerprint: bytes, shard: str, codecs: CodecRegistry) -> LowerTier:
     """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
 
     Raises:
@@ -152,13 +178,13 @@ def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
     """
     folders = ssd_folders(config)
     if len(folders) == 1:
-        return _open_folder(config, folders[0], fingerprint, shard)
+        return _open_folder(config, folders[0], fingerprint, shard, codecs)
     members: list[tuple[str, SsdTier, float]] = []
     failure: TierError | None = None
     with ExitStack() as undo:
         for folder in folders:
             try:
-                tier = _open_folder(config, folder, fingerprint, shard)
+                tier = _open_folder(config, folder, fingerprint, shard, codecs)
             except TierBusyError:
                 raise
             except TierError as error:
@@ -173,7 +199,9 @@ def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
     return StripedTier(members)
 
 
-def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -> SsdTier:
+def _open_folder(
+    config: Config, folder: Path, fingerprint: bytes, shard: str, codecs: CodecRegistry
+) -> SsdTier:
     ssd = config.store.ssd
     return SsdTier.open(
         folder / shard if shard else folder,
@@ -184,4 +212,5 @@ def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -
         mode=IoMode(ssd.io),
         engine=EngineKind(ssd.engine),
         depth=ssd.depth,
+        codecs=codecs,
     )

@@ -27,7 +27,6 @@ from enum import IntEnum
 from typing import Protocol
 
 from kvist.codec.frame import Buffer
-from kvist.codec.registry import Decoder
 from kvist.core.errors import FormatError, VersionError
 from kvist.core.layout import BlockLayout
 from kvist.native import digest
@@ -53,7 +52,7 @@ class CodecId(IntEnum):
     AEAD = 6
 
 
-class BlockCodec(Decoder, Protocol):
+class BlockCodec(Protocol):
     """A codec bound to one layout. Thread-safe; both halves release the GIL where it matters."""
 
     @property
@@ -66,6 +65,14 @@ class BlockCodec(Decoder, Protocol):
 
         Raises:
             FormatError: `block` is not of the size that the codec was bound to.
+        """
+        ...
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        """Fills `out`, the block's raw bytes, from a payload. On an error `out` is undefined.
+
+        Raises:
+            FormatError: the payload is not what the codec makes, or of another raw size.
         """
         ...
 
