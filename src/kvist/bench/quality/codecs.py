@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kvist.codec.chain import CODECS
 from kvist.codec.frame import RAW_CODEC
-from kvist.codec.lossless import LOSSLESS, Lossless
 from kvist.codec.payload import BlockCodec
-from kvist.codec.quantised import QUANTISED, Quantised
 from kvist.core.errors import ConfigError
 from kvist.core.layout import BlockLayout
 
@@ -63,12 +62,8 @@ class CastCodec:
 
 
 def _known(layout: BlockLayout) -> dict[str, Callable[[], BlockCodec]]:
-    known: dict[str, Callable[[], BlockCodec]] = {
-        RAW_CODEC: RawCodec,
-        CAST: CastCodec,
-        LOSSLESS: lambda: Lossless(layout),
-    }
-    return known | {name: partial(Quantised, name, layout) for name in QUANTISED}
+    known: dict[str, Callable[[], BlockCodec]] = {RAW_CODEC: RawCodec, CAST: CastCodec}
+    return known | {word: partial(kind.bind, layout) for word, kind in CODECS.items()}
 
 
 def codec_names(layout: BlockLayout) -> tuple[str, ...]:
