@@ -1,4 +1,4 @@
-"""Draws a result: size against divergence of each codec. Needs the extra `plot`."""
+"""Draws a result: size against divergence of codecs, and blend's curve. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvist.bench.quality.blend_report import FULL, PREFIX_ONLY
 from kvist.bench.quality.report import size_ratio
-from kvist.bench.quality.samples import CodecRow, Result
+from kvist.bench.quality.samples import BlendRow, CodecRow, Result
 from kvist.core.errors import ConfigError
 
 SUFFIXES = (".png", ".svg")
@@ -37,8 +38,13 @@ def draw(result: Result, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    _codecs(figure.subplots(), result.codecs)
+    panels = [(_codecs, result.codecs)] if result.codecs or not result.blend else []
+    shown: list[tuple[Any, Any]] = [*panels, *([(_blend, result.blend)] if result.blend else [])]
+    figure = Figure(figsize=(8 * len(shown), 5), layout="constrained")
+    for axes, (panel, rows) in zip(
+        figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
+    ):
+        panel(axes, rows)
     figure.suptitle(result.settings.model)
     figure.savefig(path)
 
@@ -76,3 +82,28 @@ def _codecs(axes: Any, rows: Sequence[CodecRow]) -> None:
     axes.set_ylabel("KL of the next token, mean (nats); a triangle is exactly 0")
     axes.grid(visible=True, alpha=0.3)
     axes.set_title("Codecs: size and what it costs")
+
+
+def _blend(axes: Any, rows: Sequence[BlendRow]) -> None:
+    """KL over the share of tokens that was computed, from naive concatenation to all of them."""
+    curve = [row for row in rows if row.way not in (FULL, PREFIX_ONLY)]
+    places = [row.computed_ratio * 100 for row in curve]
+    for label, kl in (
+        ("over the question", [row.kl_nats_mean for row in curve]),
+        ("where the answer begins", [row.kl_nats_answer for row in curve]),
+    ):
+        axes.plot(places, kl, marker="o", label=label)
+    for row, place in zip(curve, places, strict=True):
+        axes.annotate(
+            row.way,
+            (place, row.kl_nats_mean),
+            textcoords="offset points",
+            xytext=(4, 6),
+            fontsize=8,
+        )
+    axes.set_xlabel("tokens computed, % of the prompt")
+    axes.set_ylabel("KL to a full prefill (nats)")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    axes.set_title("Blend: by the share computed again")

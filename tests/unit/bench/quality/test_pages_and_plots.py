@@ -9,7 +9,7 @@ import pytest
 
 from kvist.bench.quality.page import page
 from kvist.bench.quality.plot import check_plot, draw, frontier
-from kvist.bench.quality.samples import CodecRow, Result, Settings, read
+from kvist.bench.quality.samples import BlendRow, CodecRow, Result, Settings, read
 from kvist.bench.samples import Machine
 from kvist.core.errors import ConfigError
 
@@ -79,6 +79,24 @@ def test_plot_is_drawn_whatever_rows_there_are(tmp_path: Path, suffix: str) -> N
     if suffix == ".svg":
         assert "int8" in path.read_text()
     empty = _result()
+    empty.blend = [
+        BlendRow(
+            way=way,
+            prompts=1,
+            positions=2,
+            computed_ratio=computed,
+            kl_nats_mean=kl,
+            kl_nats_p95=kl,
+            kl_nats_answer=kl,
+            top1_ratio=1,
+            greedy_ratio=1,
+        )
+        for way, computed, kl in (("full", 1, 0.0), ("0", 0.1, 0.5), ("0.15", 0.2, 0.1))
+    ]
+    draw(empty, path)
+    if suffix == ".svg":
+        assert "share computed again" in path.read_text()
+    assert "| 0.15 | 20.0% | 0.1 | 80.0% |" in page(empty, "f")
     empty.codecs = [CodecRow(codec="absent")]
     draw(empty, path)
 
