@@ -36,7 +36,11 @@ def blend_rows(ways: Sequence[str], log: SampleLog) -> list[BlendRow]:
 def _row(way: str, samples: Sequence[BlendSample]) -> BlendRow:
     kl = np.array([value for s in samples for value in s.kl_nats])
     judged = [(s.f1, s.exact) for s in samples if s.f1 is not None and s.exact is not None]
-    fresh = [s.tokens if way == FULL else s.repaired_tokens + s.question_tokens for s in samples]
+    # A repair computes more in its first layers than in its last: a ratio is the mean of them.
+    fresh = [
+        s.tokens if way == FULL else float(way) * s.cached_tokens + s.question_tokens
+        for s in samples
+    ]
     answered = sum(s.greedy_tokens for s in samples)
     return BlendRow(
         way=way,
@@ -54,7 +58,7 @@ def _row(way: str, samples: Sequence[BlendSample]) -> BlendRow:
     )
 
 
-def _over(samples: Sequence[BlendSample], tokens: Sequence[int]) -> float:
+def _over(samples: Sequence[BlendSample], tokens: Sequence[float]) -> float:
     return digits(sum(tokens) / sum(s.tokens for s in samples), 4)
 
 
