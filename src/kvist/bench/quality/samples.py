@@ -125,8 +125,9 @@ class CodecRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class BlendRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One way to serve the prompts: `full`, `prefix-only`, or a ratio of blend.
 
-    `computed_ratio` is the share of the prompts' tokens that was computed, as a mean over layers. `kl_nats_mean` is over
-    the tokens of the questions, `kl_nats_answer` at the last of them, which begins the answer.
+    `computed_ratio` is the share of the prompts' tokens that was computed, as a mean over layers.
+    `kl_nats_mean` is over the tokens of the questions, `kl_nats_answer` at the last of them, which
+    begins the answer.
     """
 
     way: str
