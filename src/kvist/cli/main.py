@@ -40,6 +40,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("replay", "replay", "replay a trace against eviction policies"),
     Command("sim", "sim", "simulate a cluster of engines"),
     Command("advise", "advise", "say whether a cache would pay on your traffic"),
+    Command("quality", "quality", "measure what codecs and blending do to a model's answers"),
     Command("record", "record", "show a recording of your traffic, or how to make one"),
 )
 
