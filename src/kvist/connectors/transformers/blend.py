@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -91,7 +91,8 @@ class BlendReport:
     """What blending did for one prompt.
 
     `blended_tokens` came from spans, `repaired_tokens` of them were computed again; `ratio` and
-    `reason` are the budget's.
+    `reason` are the budget's. `find_s`, `load_s` and `repair_s` are the seconds that finding the
+    spans, bringing their blocks, and moving and repairing their KV took.
     """
 
     outcome: BlendOutcome = BlendOutcome.OFF
@@ -100,6 +101,9 @@ class BlendReport:
     ratio: float = 0.0
     reason: RatioReason | None = None
     deviation_ratio: float = 0.0
+    find_s: float = 0.0
+    load_s: float = 0.0
+    repair_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,7 @@ class Blender:
             prefix: KV of its first `prefix_tokens` tokens; not changed.
             prefix_tokens: how many blocks matched, in tokens.
         """
+        began_s = time.monotonic()
         found = self.index.find(tokens, scope=scope, skip_tokens=prefix_tokens)
         there = self._tiers(key for span in found for key in span.keys)
         wanted = self._chosen(found, there, prefix_tokens)
@@ -200,7 +205,8 @@ class Blender:
         if choice.ratio >= 1:
             return BlendReport(BlendOutcome.RECOMPUTE_FASTER, ratio=1.0, reason=choice.reason)
         loaded = _Loaded(self._layout, len(there))
-        give_up_s = time.monotonic() + self._patience_s(choice)
+        found_s = time.monotonic()
+        give_up_s = found_s + self._patience_s(choice)
         for _ in range(_ROUNDS):
             self._load(wanted, loaded, give_up_s)
             lost = needed - loaded.place.keys()
@@ -214,8 +220,12 @@ class Blender:
             choice = self._choice(self._work(len(tokens), prefix_tokens, chosen), 0.0)
         if not chosen or choice.ratio >= 1:
             return BlendReport(BlendOutcome.LOST, ratio=choice.ratio, reason=choice.reason)
+        loaded_s = time.monotonic()
         repaired = self._repair(tokens, prefix, prefix_tokens, chosen, loaded, choice)
-        return self._blended(repaired, sum(span.tokens for span in chosen), choice)
+        blended = self._blended(repaired, sum(span.tokens for span in chosen), choice)
+        times = found_s - began_s, loaded_s - found_s, time.monotonic() - loaded_s
+        report = replace(blended.report, find_s=times[0], load_s=times[1], repair_s=times[2])
+        return replace(blended, report=report)
 
     def _tiers(self, keys: Iterable[Key]) -> dict[Key, Tier]:
         """Where each block is; what the store has lost is forgotten."""
