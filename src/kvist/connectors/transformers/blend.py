@@ -42,7 +42,7 @@ from kvist.core.outcome import Outcome, Tier
 
 log = logging.getLogger("kvist.blend")
 
-MOST_DEVIATION_RATIO = 0.05
+MOST_DEVIATION_RATIO = 0.1  # tens of times what natural text shows (docs/blend.md)
 LEAST_TOKENS = 64
 _ROUNDS = 2  # of loading: what is lost may be stored elsewhere as well
 _MARGIN_RATIO = 0.1  # of a prefill, what a blend must be predicted to save
