@@ -44,6 +44,8 @@ log = logging.getLogger("kvist.blend")
 
 MOST_DEVIATION_RATIO = 0.1  # tens of times what natural text shows (docs/blend.md)
 LEAST_TOKENS = 64
+# What a model raises that is not built as its family is: on several devices, say, or renamed parts.
+_ODDITIES = (RuntimeError, AttributeError, TypeError, LookupError)
 _ROUNDS = 2  # of loading: what is lost may be stored elsewhere as well
 _MARGIN_RATIO = 0.1  # of a prefill, what a blend must be predicted to save
 
@@ -299,6 +301,7 @@ class Blender:
         loaded: _Loaded,
         choice: RatioChoice,
     ) -> Repaired:
+        began_s = time.monotonic()
         device, total, layout = self._model.device, len(tokens), self._layout
         size = (layout.layers, layout.kv_heads, total, layout.head_dim)
         keys = torch.zeros(size, dtype=getattr(torch, layout.dtype), device=device)
@@ -319,7 +322,6 @@ class Blender:
             values[layer][:, to] = v.to(device)
         cached = torch.zeros(total, dtype=torch.bool, device=device)
         cached[to] = True
-        began_s = time.monotonic()
         found = repair(
             self._adapter,
             torch.tensor(tokens, device=device),
@@ -365,6 +367,7 @@ def open_blender(
     """A blender; or none, and why the model cannot be blended, which is logged as well."""
     try:
         return Blender(model, store, layout, appraiser, settings, deadline_s), ""
-    except UnsupportedError as e:
-        log.warning("kvist: blend is off: %s", e)
-        return None, str(e)
+    except (UnsupportedError, *_ODDITIES) as e:
+        why = str(e) if isinstance(e, UnsupportedError) else f"the proof failed: {e!r}"
+        log.warning("kvist: blend is off: %s", why)
+        return None, why
