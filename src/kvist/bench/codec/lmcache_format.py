@@ -74,4 +74,5 @@ def _coded_bytes(symbols: npt.NDArray[np.int64], bins: int) -> int:
     shares[:, -1] += (1 << 16) - cdf[:, -1]  # the last symbol takes what is left
     bits = -(counts * np.log2(shares / (1 << 16))).sum(1)
     streams = np.ceil((bits + 2) / 8).astype(np.int64)
-    return sum(streams.tolist()) + channels * (2 * (bins + 1) + _LENGTH_BYTES)
+    total: int = sum(streams.tolist()) + channels * (2 * (bins + 1) + _LENGTH_BYTES)
+    return total
