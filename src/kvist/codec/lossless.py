@@ -3,17 +3,20 @@
 What a KV cache repeats is its exponents: within a layer's K or V they take few values. Each value
 is turned by a bit so that the exponent fills its top byte; each byte position of each (layer, K or
 V) is then coded by rANS with a table of its own, or kept as it is where that spares nothing
-(`native/cpp/planes.hpp` draws the body). The payload's head names the layout.
+(`native/cpp/planes.hpp` draws what is made of them). The payload's head names the layout; its body
+begins with the XXH3-64 of the block, little-endian, which decoding proves: what comes back is the
+block, or nothing does.
 """
 
 from __future__ import annotations
 
 from kvist.codec.payload import NO_TABLE, CodecId, PayloadHead, layout_tag, open_payload
-from kvist.core.errors import FormatError
+from kvist.core.errors import ChecksumError, FormatError
 from kvist.core.layout import BlockLayout
-from kvist.native import decode_planes, encode_planes
+from kvist.native import checksum, decode_planes, encode_planes
 
 LOSSLESS = "lossless"
+_CHECKSUM_BYTES = 8
 
 
 class Lossless:
@@ -35,7 +38,8 @@ class Lossless:
         """
         if block.nbytes != self._raw_bytes:
             raise FormatError(f"a block has {self._raw_bytes} bytes, not {block.nbytes}")
-        body = encode_planes(block, self._groups, self._width)
+        digest = checksum(block).to_bytes(_CHECKSUM_BYTES, "little")
+        body = digest + encode_planes(block, self._groups, self._width)
         head = PayloadHead(
             CodecId.LOSSLESS, raw_bytes=self._raw_bytes, body_bytes=len(body), layout=self._tag
         )
@@ -58,6 +62,8 @@ class Lossless:
             table=NO_TABLE,
         )
         try:
-            decode_planes(body, out, self._groups, self._width)
+            decode_planes(body[_CHECKSUM_BYTES:], out, self._groups, self._width)
         except ValueError as exc:
             raise FormatError(f"a lossless payload that cannot be decoded: {exc}") from exc
+        if checksum(out) != int.from_bytes(body[:_CHECKSUM_BYTES], "little"):
+            raise ChecksumError("a lossless payload that gives another block than was encoded")

@@ -14,6 +14,7 @@ from kvist.native.pagemap import Direction, PageMap
 IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
+    from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.quantise_twin import decode_quantised, encode_quantised
@@ -43,7 +44,9 @@ else:
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
         from kvist.native._core import (
+            CachegenPlan,
             KeyTable,
+            RowCoder,
             SpanTable,
             decode_planes,
             decode_quantised,
@@ -53,6 +56,7 @@ else:
             open_uring,
         )
     else:
+        from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
@@ -67,9 +71,11 @@ else:
 
 __all__ = [
     "IMPLEMENTATION",
+    "CachegenPlan",
     "Direction",
     "KeyTable",
     "PageMap",
+    "RowCoder",
     "SpanTable",
     "chain_keys",
     "checksum",

@@ -242,5 +242,6 @@ NB_MODULE(_core, m) {
   bind_table(m);
   bind_value(m);
   bind_planes(m);
+  bind_cachegen(m);
   bind_quantise(m);
 }
