@@ -55,6 +55,12 @@ def add_parser(subparsers: Any) -> None:
         help="codecs, separated by commas, or none (default: all)",
     )
     parser.add_argument(
+        "--table",
+        metavar="FILE",
+        type=Path,
+        help="the model's table, with which cachegen is measured (kvist codec profile)",
+    )
+    parser.add_argument(
         "--blend",
         action="store_true",
         help="measure blended KV too: passages that were cached each alone",
@@ -169,15 +175,16 @@ def _measured(args: argparse.Namespace) -> Result:
         import transformers
     except ImportError as e:
         raise ConfigError(f"this needs {e.name}", remedy="pip install 'kvist[demo]'") from e
-    from kvist.bench.quality.codecs import codec_names, codecs
+    from kvist.bench.quality.codecs import codec_names, codecs, read_table
     from kvist.bench.quality.session import measure, open_subject
 
     transformers.utils.logging.disable_progress_bar()
     errors = screen.progress_console()
+    table = read_table(args.table) if args.table is not None else None
     subject, name = open_subject(args.model, args.block_tokens, errors.print)
     words = [word.strip() for word in args.codecs.split(",")]
-    known = {"all": codec_names(subject.layout), "none": ()}
-    chosen = codecs(known.get(args.codecs, words), subject.layout)
+    known = {"all": codec_names(subject.layout, table), "none": ()}
+    chosen = codecs(known.get(args.codecs, words), subject.layout, table)
     texts = _texts(args, subject.tokenizer)
     with screen.progress_bars() as bars:
         return measure(
@@ -187,6 +194,7 @@ def _measured(args: argparse.Namespace) -> Result:
             _settings(args, name, texts),
             _Bar(bars),
             ratios=_ratios(args) if args.blend else (),
+            table=table.id.hex() if table is not None else "",
             samples=args.samples,
         )
 
