@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from kvist.codec.cachegen.table import read_table
 from kvist.codec.keyring import read_keyring
 from kvist.codec.registry import CodecRegistry, open_codecs
 from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
@@ -159,7 +160,8 @@ def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
     """
     ssd = config.store.ssd
     keyring = read_keyring(ssd.keys) if ssd.keys else None
-    codecs = open_codecs(ssd.codec, layout, keyring)
+    table = read_table(ssd.table) if ssd.table else None
+    codecs = open_codecs(ssd.codec, layout, keyring, table)
     if codecs.writer is not None and not codecs.writer.exact:
         _log.warning(
             "store.ssd.codec=%s is LOSSY: blocks that come back from disk are not quite what was "

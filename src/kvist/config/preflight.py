@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvist.codec.aead import Sealer
-from kvist.codec.chain import parse_chain
+from kvist.codec.cachegen.table import read_table
+from kvist.codec.chain import TABLED, parse_chain
 from kvist.codec.keyring import read_keyring
 from kvist.config.schema import GIB, MIB, Config
 from kvist.config.size import format_size
@@ -164,9 +165,11 @@ def _codec_problems(config: Config) -> list[Problem]:
     """What is wrong with codec and keys as far as can be told without a model."""
     ssd = config.store.ssd
     try:
-        sealed = parse_chain(ssd.codec).sealed
-        if sealed or ssd.keys:
+        chain = parse_chain(ssd.codec)
+        if chain.sealed or ssd.keys:
             Sealer(read_keyring(ssd.keys))
+        if chain.word in TABLED or ssd.table:
+            read_table(ssd.table)
     except ConfigError as error:
         return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]
     return []

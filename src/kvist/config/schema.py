@@ -155,7 +155,9 @@ class SsdConfig(_Section, frozen=True):
             max_length=64,
             description="How blocks are encoded on disk. `raw`: as they are. `lossless`: about a "
             "third smaller, every bit comes back. `int8`, `fp8`, `int4`: two to three times "
-            "smaller, but not what was computed: answers may change. `+aead` behind any of them "
+            "smaller, but not what was computed: answers may change. `cachegen-1` (nearly exact) "
+            "to `cachegen-7`, `cachegen-paper-1` to `-5`: smaller still, with the model's table "
+            "in `store.ssd.table`. `+aead` behind any of them "
             "(or `aead` alone) seals blocks with `store.ssd.keys`. What an earlier setting wrote "
             "is still read; lossy blocks only while this setting is lossy.",
         ),
@@ -167,6 +169,13 @@ class SsdConfig(_Section, frozen=True):
             "`env:NAME` for an environment variable. A line for each key: an id, a space, 64 "
             "hexadecimal digits. The first seals, all open. A block whose key is not there is a "
             "miss."
+        ),
+    ] = ""
+    table: Annotated[
+        str,
+        Meta(
+            description="The model's table for `cachegen`: a file that `kvist codec profile` "
+            "wrote. Blocks that were written with another table are misses."
         ),
     ] = ""
 
