@@ -175,8 +175,9 @@ def _measured(args: argparse.Namespace) -> Result:
         import transformers
     except ImportError as e:
         raise ConfigError(f"this needs {e.name}", remedy="pip install 'kvist[demo]'") from e
-    from kvist.bench.quality.codecs import codec_names, codecs, read_table
+    from kvist.bench.quality.codecs import codec_names, codecs
     from kvist.bench.quality.session import measure, open_subject
+    from kvist.codec.cachegen.table import read_table
 
     transformers.utils.logging.disable_progress_bar()
     errors = screen.progress_console()

@@ -6,20 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from kvist.codec.cachegen.codec import Cachegen
-from kvist.codec.cachegen.levels import BY_NAME
 from kvist.codec.cachegen.table import ProfileTable
-from kvist.codec.chain import CODECS
+from kvist.codec.chain import CODECS, TABLED, bind_codec
 from kvist.codec.frame import RAW_CODEC
 from kvist.codec.payload import BlockCodec
-from kvist.core.errors import ConfigError, FormatError
+from kvist.core.errors import ConfigError
 from kvist.core.layout import BlockLayout
 
 CAST = "cast-fp8"
-
-_MAX_TABLE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +62,10 @@ class CastCodec:
         torch.frombuffer(out, dtype=torch.bfloat16).copy_(values)
 
 
-def read_table(path: Path) -> ProfileTable:
-    """A model's table for `cachegen`, as `kvist codec profile` wrote it.
-
-    Raises:
-        FormatError: it is something else.
-        OSError: it cannot be read.
-    """
-    if path.stat().st_size > _MAX_TABLE_BYTES:
-        raise FormatError(f"{path} is too large for a table")
-    try:
-        return ProfileTable.parse(path.read_bytes())
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from error
-
-
 def _known(layout: BlockLayout, table: ProfileTable | None) -> dict[str, Callable[[], BlockCodec]]:
+    words = (*CODECS, *(TABLED if table is not None else ()))
     known: dict[str, Callable[[], BlockCodec]] = {RAW_CODEC: RawCodec, CAST: CastCodec}
-    known |= {word: partial(kind.bind, layout) for word, kind in CODECS.items()}
-    if table is not None:
-        known |= {word: partial(Cachegen, table, level, layout) for word, level in BY_NAME.items()}
-    return known
+    return known | {word: partial(bind_codec, word, layout, table) for word in words}
 
 
 def codec_names(layout: BlockLayout, table: ProfileTable | None = None) -> tuple[str, ...]:
@@ -105,7 +83,7 @@ def codecs(
     """
     known = _known(layout, table)
     for word in words:
-        if word in BY_NAME and table is None:
+        if word in TABLED and table is None:
             raise ConfigError(
                 f"{word} needs a table of the model", path="--table", remedy="kvist codec profile"
             )
