@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from kvist.core.errors import ConfigError
 if TYPE_CHECKING:
     from kvist.bench.quality.samples import Result, Settings
     from kvist.bench.quality.texts import Texts
+    from kvist.codec.cachegen.table import ProfileTable
 
 _INTERRUPTED = 130
 ANSWER_TOKENS = 16  # of an answer at most
@@ -58,7 +60,8 @@ def add_parser(subparsers: Any) -> None:
         "--table",
         metavar="FILE",
         type=Path,
-        help="the model's table, with which cachegen is measured (kvist codec profile)",
+        help="the model's table, with which cachegen is measured (kvist codec profile; for the "
+        "demo model it is made at the first use)",
     )
     parser.add_argument(
         "--blend",
@@ -177,11 +180,10 @@ def _measured(args: argparse.Namespace) -> Result:
         raise ConfigError(f"this needs {e.name}", remedy="pip install 'kvist[demo]'") from e
     from kvist.bench.quality.codecs import codec_names, codecs
     from kvist.bench.quality.session import measure, open_subject
-    from kvist.codec.cachegen.table import read_table
 
     transformers.utils.logging.disable_progress_bar()
     errors = screen.progress_console()
-    table = read_table(args.table) if args.table is not None else None
+    table = _table(args, errors.print)
     subject, name = open_subject(args.model, args.block_tokens, errors.print)
     words = [word.strip() for word in args.codecs.split(",")]
     known = {"all": codec_names(subject.layout, table), "none": ()}
@@ -198,6 +200,19 @@ def _measured(args: argparse.Namespace) -> Result:
             table=table.id.hex() if table is not None else "",
             samples=args.samples,
         )
+
+
+def _table(args: argparse.Namespace, say: Callable[[str], None]) -> ProfileTable | None:
+    """The table for cachegen; for the demo model it is made at the first use and kept."""
+    from kvist.bench.codec.tables import default_texts, demo_table
+    from kvist.codec.cachegen.table import read_table
+
+    if args.table is not None:
+        return read_table(args.table)
+    if args.model is not None or not ("cachegen" in args.codecs or args.codecs == "all"):
+        return None
+    say("cachegen's table of the demo model: profiled once, some minutes")
+    return demo_table(default_texts())
 
 
 def _ratios(args: argparse.Namespace) -> list[float]:
