@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from kvist.core.errors import ConfigError
 if TYPE_CHECKING:
     from kvist.bench.quality.samples import Result, Settings
     from kvist.bench.quality.texts import Texts
+    from kvist.codec.cachegen.table import ProfileTable
 
 _INTERRUPTED = 130
 ANSWER_TOKENS = 16  # of an answer at most
@@ -53,6 +55,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAMES",
         default="all",
         help="codecs, separated by commas, or none (default: all)",
+    )
+    parser.add_argument(
+        "--table",
+        metavar="FILE",
+        type=Path,
+        help="the model's table, with which cachegen is measured (kvist codec profile; for the "
+        "demo model it is made at the first use)",
     )
     parser.add_argument(
         "--blend",
@@ -174,10 +183,11 @@ def _measured(args: argparse.Namespace) -> Result:
 
     transformers.utils.logging.disable_progress_bar()
     errors = screen.progress_console()
+    table = _table(args, errors.print)
     subject, name = open_subject(args.model, args.block_tokens, errors.print)
     words = [word.strip() for word in args.codecs.split(",")]
-    known = {"all": codec_names(subject.layout), "none": ()}
-    chosen = codecs(known.get(args.codecs, words), subject.layout)
+    known = {"all": codec_names(subject.layout, table), "none": ()}
+    chosen = codecs(known.get(args.codecs, words), subject.layout, table)
     texts = _texts(args, subject.tokenizer)
     with screen.progress_bars() as bars:
         return measure(
@@ -187,8 +197,22 @@ def _measured(args: argparse.Namespace) -> Result:
             _settings(args, name, texts),
             _Bar(bars),
             ratios=_ratios(args) if args.blend else (),
+            table=table.id.hex() if table is not None else "",
             samples=args.samples,
         )
+
+
+def _table(args: argparse.Namespace, say: Callable[[str], None]) -> ProfileTable | None:
+    """The table for cachegen; for the demo model it is made at the first use and kept."""
+    from kvist.bench.codec.tables import default_texts, demo_table
+    from kvist.codec.cachegen.table import read_table
+
+    if args.table is not None:
+        return read_table(args.table)
+    if args.model is not None or not ("cachegen" in args.codecs or args.codecs == "all"):
+        return None
+    say("cachegen's table of the demo model: profiled once, some minutes")
+    return demo_table(default_texts())
 
 
 def _ratios(args: argparse.Namespace) -> list[float]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvist.codec.chain import CODECS
+from kvist.codec.cachegen.table import ProfileTable
+from kvist.codec.chain import CODECS, TABLED, bind_codec
 from kvist.codec.frame import RAW_CODEC
 from kvist.codec.payload import BlockCodec
 from kvist.core.errors import ConfigError
@@ -61,24 +62,31 @@ class CastCodec:
         torch.frombuffer(out, dtype=torch.bfloat16).copy_(values)
 
 
-def _known(layout: BlockLayout) -> dict[str, Callable[[], BlockCodec]]:
+def _known(layout: BlockLayout, table: ProfileTable | None) -> dict[str, Callable[[], BlockCodec]]:
+    words = (*CODECS, *(TABLED if table is not None else ()))
     known: dict[str, Callable[[], BlockCodec]] = {RAW_CODEC: RawCodec, CAST: CastCodec}
-    return known | {word: partial(kind.bind, layout) for word, kind in CODECS.items()}
+    return known | {word: partial(bind_codec, word, layout, table) for word in words}
 
 
-def codec_names(layout: BlockLayout) -> tuple[str, ...]:
-    """Every codec that can be measured on blocks of `layout`."""
-    return tuple(_known(layout))
+def codec_names(layout: BlockLayout, table: ProfileTable | None = None) -> tuple[str, ...]:
+    """Every codec that can be measured on blocks of `layout`; `cachegen` with a table only."""
+    return tuple(_known(layout, table))
 
 
-def codecs(words: Sequence[str], layout: BlockLayout) -> list[BlockCodec]:
+def codecs(
+    words: Sequence[str], layout: BlockLayout, table: ProfileTable | None = None
+) -> list[BlockCodec]:
     """Codecs by name, each once.
 
     Raises:
-        ConfigError: there is no codec of a name.
+        ConfigError: there is no codec of a name, or it needs a table, of this model.
     """
-    known = _known(layout)
+    known = _known(layout, table)
     for word in words:
+        if word in TABLED and table is None:
+            raise ConfigError(
+                f"{word} needs a table of the model", path="--table", remedy="kvist codec profile"
+            )
         if word not in known:
             raise ConfigError(
                 f"there is no codec {word!r}", path="--codecs", remedy=f"take {', '.join(known)}"

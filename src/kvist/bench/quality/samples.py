@@ -87,6 +87,12 @@ class BlendSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     exact: bool | None = None
 
 
+class TableMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="table"):
+    """The one table that all samples of `cachegen` in a file are of."""
+
+    table: str
+
+
 Sample = CodecSample | AnswerSample | BlendSample
 
 
@@ -174,11 +180,15 @@ class SampleLog:
         """
         self._path = path
         self._known: dict[tuple[type, str, int], Sample] = {}
+        self._table = ""
         if path is None:
             return
         if path.exists() and path.stat().st_size:
-            for sample in _read_lines(path, settings):
-                self._known[_name(sample)] = sample
+            for line in _read_lines(path, settings):
+                if isinstance(line, TableMark):
+                    self._table = line.table
+                else:
+                    self._known[_name(line)] = line
         else:
             _append(path, Head(settings))
 
@@ -187,6 +197,20 @@ class SampleLog:
         self._known[_name(sample)] = sample
         if self._path is not None:
             _append(self._path, sample)
+
+    def use_table(self, table: str) -> None:
+        """Says by which table what is added from now on was coded.
+
+        Raises:
+            ConfigError: the file has samples of another one.
+        """
+        if self._table and self._table != table:
+            raise ConfigError(
+                f"{self._path} holds samples of another table", remedy="name another file"
+            )
+        if not self._table and self._path is not None:
+            _append(self._path, TableMark(table))
+        self._table = table
 
     def has(self, kind: type, way: str, number: int) -> bool:
         """Whether the sample was measured, now or before."""
@@ -216,12 +240,12 @@ def _name(sample: Sample) -> tuple[type, str, int]:
     return AnswerSample, sample.way, sample.question
 
 
-def _append(path: Path, line: Sample | Head) -> None:
+def _append(path: Path, line: Sample | Head | TableMark) -> None:
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
-def _read_lines(path: Path, settings: Settings) -> Iterator[Sample]:
+def _read_lines(path: Path, settings: Settings) -> Iterator[Sample | TableMark]:
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ConfigError(f"{path} is too large for a file of samples")
     raw = path.read_bytes()
@@ -234,7 +258,7 @@ def _read_lines(path: Path, settings: Settings) -> Iterator[Sample]:
                 f"{path} holds samples of other settings", remedy="name another file, or remove it"
             )
         for line in lines[1:]:
-            yield msgspec.json.decode(line, type=Sample)
+            yield msgspec.json.decode(line, type=Sample | TableMark)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is no file of quality samples: {error}") from error
     if whole < len(raw):  # a line was cut off: measured again, on a line of its own

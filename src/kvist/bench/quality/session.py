@@ -50,18 +50,22 @@ def measure(
     screen: Screen,
     *,
     ratios: Sequence[float] = (),
+    table: str = "",
     samples: Path | None = None,
 ) -> Result:
-    """Measures `codecs`, and blend at `ratios`.
+    """Measures `codecs`, and blend at `ratios`; `table` names the one that `codecs` were given.
 
     After Ctrl-C the result holds what was measured and is not `complete`.
 
     Raises:
-        ConfigError: the texts are too few, or `samples` holds something else.
+        ConfigError: the texts are too few, or `samples` holds something else, or is of
+            another table.
         UnsupportedError: there are ratios, and the model cannot be blended.
         OSError: `samples` cannot be read or written.
     """
     log = SampleLog(settings, samples)
+    if table:
+        log.use_table(table)
     runs: list[CodecRun | BlendRun] = []
     if codecs:
         runs.append(CodecRun(subject, codecs, texts, settings, log, screen))

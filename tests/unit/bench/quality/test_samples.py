@@ -129,3 +129,16 @@ def test_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ConfigError, match="no quality result"):
         samples.read(path)
+
+
+def test_samples_of_one_table_are_not_mixed_with_those_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleLog(SETTINGS, path).add(FIRST)
+    log = SampleLog(SETTINGS, path)  # a table may come later
+    log.use_table("aa")
+    log.add(SECOND)
+    again = SampleLog(SETTINGS, path)
+    again.use_table("aa")
+    assert again.codecs("int8") == [FIRST, SECOND]
+    with pytest.raises(ConfigError, match="samples of another table"):
+        SampleLog(SETTINGS, path).use_table("bb")
