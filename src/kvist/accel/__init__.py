@@ -1,0 +1,1 @@
+"""Less work with the KV that is there: reuse that is not a prefix."""
