@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from kvist.accel.blend.attention import attend
 from kvist.accel.blend.model import BlendShape
 from kvist.accel.blend.relocate import Rope, RopeStyle
 from kvist.connectors.vllm.engine_model import check_attention
@@ -23,12 +24,12 @@ _ROTARY_PACKAGE = "vllm.model_executor.layers.rotary_embedding."
 class VllmBlendModel:
     """A `BlendModel` over vLLM's Llama, Mistral, Qwen2 or Qwen3 on one rank."""
 
-    def __init__(self, decoder: nn.Module) -> None:
+    def __init__(self, decoder: Any, vllm_config: Any) -> None:
         """Raises:
         UnsupportedError: a layer holds something that is not known here.
         """
-        self._embed: Any = decoder.embed_tokens
-        self._layers: list[Any] = list(decoder.layers)  # type: ignore[arg-type]
+        self._decoder, self._vllm_config = decoder, vllm_config
+        self._layers: list[Any] = list(decoder.layers)
         for layer in self._layers:
             _check_layer(layer)
         attention = self._layers[0].self_attn
@@ -40,6 +41,7 @@ class VllmBlendModel:
             float(attention.scaling),
         )
         self._ropes = [_rope(layer.self_attn.rotary_emb) for layer in self._layers]
+        self.positions = min(len(x.self_attn.rotary_emb.cos_sin_cache) for x in self._layers)
         self.dtype: torch.dtype = next(decoder.parameters()).dtype
         self.device: torch.device = next(decoder.parameters()).device
 
@@ -50,7 +52,7 @@ class VllmBlendModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`[n]` int64 → `[n, hidden]`."""
-        found: Tensor = self._embed(tokens)
+        found: Tensor = self._decoder.embed_tokens(tokens)
         return found
 
     def project(
@@ -80,6 +82,43 @@ class VllmBlendModel:
         out, residual = block.post_attention_layernorm(out, hidden.clone())
         done: Tensor = block.mlp(out) + residual
         return done
+
+    def own_pass(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the engine's own layers compute, with plain attention in place of the operation.
+
+        Args:
+            tokens: `[n]` int64.
+
+        Returns:
+            keys and values `[layers, kv_heads, n, head_dim]`; `[n, hidden]` after the last norm.
+        """
+        from vllm.forward_context import set_forward_context
+
+        shape, seen = self._shape, list[tuple[Tensor, Tensor]]()
+
+        def attention(module: object, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            q, k, v = (x.reshape(len(tokens), -1, shape.head_dim) for x in given)
+            seen.append((k.transpose(0, 1).clone(), v.transpose(0, 1).clone()))
+            return attend(q, *seen[-1], positions, shape.scale)
+
+        positions = torch.arange(len(tokens), device=tokens.device)
+        hooks = [x.self_attn.attn.register_forward_hook(attention) for x in self._layers]
+        try:
+            with torch.inference_mode(), set_forward_context(None, self._vllm_config):
+                hidden, residual = self.embed(tokens), None
+                for layer in self._layers:
+                    hidden, residual = layer(positions, hidden, residual)
+                out, _ = self._decoder.norm(hidden, residual)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        keys, values = zip(*seen, strict=True)
+        return torch.stack(keys), torch.stack(values), out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, hidden]` of the last layer → the same after the last norm, which is as telling."""
+        out: Tensor = self._decoder.norm(hidden)
+        return out
 
     def rope(self, layer: int) -> Rope | None:
         """How the keys of a layer are rotated."""
