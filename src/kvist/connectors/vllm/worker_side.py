@@ -103,7 +103,7 @@ class WorkerSide:
         self._copier: Copier | None = None
         self._make_blender = make_blender
         self._blender: Blender | None = None
-        self._told = False  # whether this rank can blend
+        self._told = False  # that this rank can blend
         self._plan = StepPlan()
         self._received: set[str] = set()
         self._unloaded: set[int] = set()
@@ -157,8 +157,8 @@ class WorkerSide:
         """What the scheduler side must know of this step, if anything."""
         report, self._report = self._report, StepReport()
         report.passes = self._watch.take()
-        if not self._told:
-            self._told, report.can_blend = True, self._make_blender is not None
+        if self._make_blender is not None and not self._told:
+            self._told = report.can_blend = True
         return None if report.empty() else report
 
     def close(self) -> None:
