@@ -1,1 +1,1 @@
-"""Less work with the KV that is there: reuse that is not a prefix."""
+"""Doing less work with the KV cache that is there."""

@@ -40,8 +40,7 @@ else:
         from kvist.native import twin as _chosen
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
-        from kvist.native._core import KeyTable, open_pool, open_uring
-        from kvist.native.span_twin import SpanTable
+        from kvist.native._core import KeyTable, SpanTable, open_pool, open_uring
     else:
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.span_twin import SpanTable

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvist.core.keys import KEY_BYTES
+
 # start and stop in the prompt, position at which it is stored, keys of the blocks that hold it
 Found = tuple[int, int, int, tuple[bytes, ...]]
 
@@ -108,8 +110,12 @@ class SpanTable:
         """How many blocks, from the first on, `put` with the same arguments would leave alone.
 
         They are present as they are given, and each is linked to the one before it.
+
+        Raises:
+            ValueError: a key is not 32 bytes, a scope not 16, or lengths disagree.
         """
         size = self._block_tokens
+        self._check(keys, tokens, scope, parent)
         last = self._blocks.get(parent) if parent is not None else None
         for i, key in enumerate(keys):
             block = self._blocks.get(key)
@@ -161,15 +167,15 @@ class SpanTable:
             fingerprints: one for each mark.
 
         Raises:
-            ValueError: a key is not 32 bytes, a scope not 16, or lengths disagree; nothing was put.
+            ValueError: a key is not 32 bytes or comes twice, a scope is not 16 bytes, or lengths
+                disagree; nothing was put.
         """
         size = self._block_tokens
-        if any(len(key) != 32 for key in keys):
-            raise ValueError("a key is 32 bytes")
-        if len(scope) != SCOPE_BYTES:
-            raise ValueError("a scope is 16 bytes")
-        if len(tokens) != len(keys) * size or len(ends) != len(fingerprints):
+        self._check(keys, tokens, scope, parent)
+        if len(ends) != len(fingerprints):
             raise ValueError("keys and tokens, or marks and fingerprints, do not fit together")
+        if len(set(keys)) != len(keys):
+            raise ValueError("a key comes twice")
         keys = keys[: self._most_blocks]
         self._make_room(keys)
         before = self._blocks.get(parent) if parent is not None else None
@@ -190,8 +196,22 @@ class SpanTable:
                 last.children[block] = None
             blocks.append(block)
             last = block
-        self._mark(blocks, before, ends, fingerprints)
+        self._mark(blocks, before, scope, ends, fingerprints)
         return new
+
+    def _check(
+        self,
+        keys: Sequence[bytes],
+        tokens: npt.NDArray[np.uint32],
+        scope: bytes,
+        parent: bytes | None,
+    ) -> None:
+        if any(len(key) != KEY_BYTES for key in (*keys, *([parent] if parent is not None else ()))):
+            raise ValueError("a key is 32 bytes")
+        if len(scope) != SCOPE_BYTES:
+            raise ValueError("a scope is 16 bytes")
+        if len(tokens) != len(keys) * self._block_tokens:
+            raise ValueError("keys and tokens, or marks and fingerprints, do not fit together")
 
     def _make_room(self, keys: Sequence[bytes]) -> None:
         missing = 0
@@ -217,6 +237,7 @@ class SpanTable:
         self,
         blocks: list[_Block],
         before: _Block | None,
+        scope: bytes,
         ends: npt.NDArray[np.int64],
         fingerprints: npt.NDArray[np.uint64],
     ) -> None:
@@ -227,7 +248,7 @@ class SpanTable:
             block = blocks[number] if number >= 0 else before
             for _ in range(-number - 1):
                 block = block.parent if block is not None else None
-            if block is None or (number < 0 and blocks and block.scope != blocks[0].scope):
+            if block is None or block.scope != scope:
                 continue
             owners = self._marks.setdefault(fingerprint, [])
             if (block, offset) in owners:
@@ -311,7 +332,7 @@ class SpanTable:
                 for i, each in enumerate(path):
                     place = start - source % self._block_tokens + i * self._block_tokens
                     covered[each, place] = stop
-                if stop - start >= least_tokens:
+                if path and stop - start >= least_tokens:
                     runs.append((start, stop, source, path))
         return self._chosen(runs, len(tokens), alternatives)
 

@@ -1,1 +1,1 @@
-"""Blend: text cached anywhere is found again, moved to where it stands now, and repaired."""
+"""Reuse of cached text that stands elsewhere in the prompt: find, relocate, repair."""

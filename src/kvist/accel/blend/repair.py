@@ -13,7 +13,8 @@ relative to its size in that layer; fresh tokens never compete; a bound on the d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ class RepairOutcome(Enum):
     """What became of a prompt."""
 
     BLENDED = "blended"
-    DEVIATES = "deviates"  # more than the plan allows: all was computed
+    DEVIATES = "deviates"  # more than the plan allows, or no numbers: all was computed
     WHOLE = "whole"  # nothing was cached, or the plan computes all
 
 
@@ -85,7 +86,13 @@ def repair(
 
     _check(model, tokens, keys, values, cached, exact_tokens)
     with torch.no_grad():
-        return _Pass(model, tokens, keys, values, cached, plan, exact_tokens).run()
+        found = _Pass(model, tokens, keys, values, cached, plan, exact_tokens).run()
+        if found is None:
+            whole = replace(plan, ratio=1.0)
+            found = _Pass(model, tokens, keys, values, cached, whole, exact_tokens).run()
+            assert found is not None  # a whole pass is what the model says, whatever that is
+            return replace(found, outcome=RepairOutcome.DEVIATES, deviation_ratio=math.inf)
+        return found
 
 
 class _Pass:
@@ -117,12 +124,15 @@ class _Pass:
             RepairOutcome.BLENDED if self._cached_tokens and plan.ratio < 1 else RepairOutcome.WHOLE
         )
 
-    def run(self) -> Repaired:
+    def run(self) -> Repaired | None:
+        """KV of the prompt; `None` if stored KV made what was computed from it no numbers."""
         if self._plan.ratio == 0:
             self._narrow(~self._spans)
         hidden = self._model.embed(self._tokens[self._rows])
         for layer in range(self._model.shape.layers):
             hidden = self._layer(layer, hidden)
+        if self._outcome is RepairOutcome.BLENDED and not bool(hidden.isfinite().all()):
+            return None
         fresh = ~self._spans
         if self._outcome is RepairOutcome.WHOLE:
             self._repaired = self._cached_tokens
@@ -137,6 +147,8 @@ class _Pass:
         )
 
     def _layer(self, layer: int, hidden: Tensor) -> Tensor:
+        if not len(self._rows):
+            return hidden
         q, k, v = self._model.project(layer, hidden, self._rows)
         keep = self._choose(layer, k, v)
         self._keys[layer][:, self._rows] = k.transpose(0, 1)
@@ -169,7 +181,8 @@ class _Pass:
         if step == 0:
             left = deviation.sum() - deviation[chosen].sum()
             self._deviation = float(left) / max(1, len(spans) - kept)
-            if self._deviation > self._plan.most_deviation_ratio:
+            # What is not a number is not within any bound.
+            if not self._deviation <= self._plan.most_deviation_ratio:
                 self._outcome = RepairOutcome.DEVIATES
                 self._repaired = self._cached_tokens
                 return None

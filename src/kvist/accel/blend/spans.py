@@ -171,7 +171,8 @@ class SpanIndex:
             parent: the key before `keys[0]`, if there is one: runs go on across that seam.
 
         Raises:
-            ValueError: a key is not 32 bytes, or `block_tokens` differs from earlier calls'.
+            ValueError: a key is not 32 bytes or comes twice, or `block_tokens` differs from
+                earlier calls'.
             OverflowError: a token is no u32.
         """
         known = as_tokens(tokens)

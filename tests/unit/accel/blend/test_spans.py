@@ -247,14 +247,6 @@ def test_a_replaced_block_is_found_with_its_new_tokens_only() -> None:
     assert spans.stats().blocks == len(keys)
 
 
-def test_a_key_that_comes_twice_makes_no_ring() -> None:
-    spans, stored = index(), [5] * 64
-    key = digest(b"k")
-    spans.store([key] * 4, stored, BLOCK, scope=SCOPE)
-    assert spans.stats().blocks == 1
-    assert all(s.tokens <= BLOCK for s in spans.find(stored, scope=SCOPE))
-
-
 def test_calls_that_make_no_sense_are_refused() -> None:
     spans, stored = index(), words(1, 64)
     keys = put(spans, stored)
@@ -262,6 +254,8 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         spans.store(keys, stored, 32, scope=SCOPE)
     with pytest.raises(ValueError, match="32 bytes"):
         spans.store([b"short"], stored, BLOCK, scope=SCOPE)
+    with pytest.raises(ValueError, match="comes twice"):
+        spans.store([keys[0]] * 4, [5] * 64, BLOCK, scope=SCOPE)
     with pytest.raises(ValueError, match="at least 1 token"):
         spans.store(keys, stored, 0, scope=SCOPE)
     with pytest.raises(OverflowError):
