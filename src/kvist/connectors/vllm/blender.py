@@ -54,6 +54,7 @@ class CpuBlender:
             LayoutError: the job's rows and pages do not belong together.
         """
         began_s = time.perf_counter()
+        _check(job)
         with torch.inference_mode():
             kv = self._gather(job)
             cached = torch.zeros(len(job.tokens), dtype=torch.bool)
@@ -129,3 +130,18 @@ class CpuBlender:
         for rope, layers in self._ropes:
             for layer in layers:
                 keys[layer][:, here] = relocate(keys[layer][:, here], there, here, rope)
+
+
+def _check(job: BlendJob) -> None:
+    """The exact prefix is whole, and nothing else claims to be exact or lies outside."""
+    at = job.computed_tokens
+    for run in job.runs:
+        if not at <= run.start < run.stop <= len(job.tokens):
+            raise LayoutError(f"rows {run.start} to {run.stop} overlap others or lie outside")
+        if run.start < job.exact_tokens and (run.source_start, run.start) != (at, at):
+            raise LayoutError(f"rows from {at} to {job.exact_tokens} are not those of a prefix")
+        at = run.stop
+    if job.exact_tokens > job.computed_tokens and not any(
+        run.stop == job.exact_tokens for run in job.runs
+    ):
+        raise LayoutError(f"no rows reach the end of the prefix at {job.exact_tokens}")
