@@ -19,6 +19,7 @@ from kvist.connectors.vllm.engine_model import check_attention
 from kvist.core.errors import UnsupportedError
 
 _ROTARY_PACKAGE = "vllm.model_executor.layers.rotary_embedding."
+_MOST_CHECKED = 4096  # positions of a rotation table; angles lose a digit for every ten times more
 
 
 class VllmBlendModel:
@@ -40,8 +41,10 @@ class VllmBlendModel:
             attention.head_dim,
             float(attention.scaling),
         )
-        self._ropes = [_rope(layer.self_attn.rotary_emb) for layer in self._layers]
-        self.positions = min(len(x.self_attn.rotary_emb.cos_sin_cache) for x in self._layers)
+        rotaries = {id(r): r for r in (layer.self_attn.rotary_emb for layer in self._layers)}
+        known = {number: _rope(rotary) for number, rotary in rotaries.items()}
+        self._ropes = [known[id(layer.self_attn.rotary_emb)] for layer in self._layers]
+        self.positions = min(len(rotary.cos_sin_cache) for rotary in rotaries.values())
         self.dtype: torch.dtype = next(decoder.parameters()).dtype
         self.device: torch.device = next(decoder.parameters()).device
 
@@ -58,7 +61,13 @@ class VllmBlendModel:
     def project(
         self, layer: int, hidden: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`[n, hidden]` at `positions` → q `[n, heads, d]`, k and v `[n, kv_heads, d]`."""
+        """`[n, hidden]` at `positions` → q `[n, heads, d]`, k and v `[n, kv_heads, d]`.
+
+        Raises:
+            UnsupportedError: a position beyond the model's rotation table.
+        """
+        if len(positions) and int(positions.max()) >= self.positions:
+            raise UnsupportedError(f"the model has no position {int(positions.max())}")
         block = self._layers[layer]
         attention, shape = block.self_attn, self._shape
         qkv, _ = attention.qkv_proj(block.input_layernorm(hidden))
@@ -148,6 +157,8 @@ def _rope(rotary: Any) -> Rope:
         raise UnsupportedError(f"blend does not know the rotation {kind.__name__}")
     if kind.__name__ in ("RotaryEmbedding", "Llama3RotaryEmbedding"):
         frequencies = rotary._compute_inv_freq(rotary.base)
+    elif kind.__name__ == "LinearScalingRotaryEmbedding" and len(rotary.scaling_factors) == 1:
+        frequencies = rotary._compute_inv_freq(rotary.base) / rotary.scaling_factors[0]
     elif kind.__name__ == "YaRNScalingRotaryEmbedding":
         frequencies = rotary._compute_inv_freq(rotary.scaling_factor)
     else:
@@ -160,11 +171,11 @@ def _rope(rotary: Any) -> Rope:
 
 def _check_table(rotary: Any, frequencies: Tensor) -> None:
     """Cosine and sine of these frequencies must be what the module multiplies with."""
-    table = rotary.cos_sin_cache.detach().to("cpu", torch.float32)
+    table = rotary.cos_sin_cache[:_MOST_CHECKED].detach().to("cpu", torch.float32)
     amplitude = float(getattr(rotary, "mscale", 1.0))
     positions = torch.arange(table.shape[0], dtype=torch.float32)
     angles = positions[:, None] * frequencies
     want = torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
-    slack = 1e-2 if rotary.cos_sin_cache.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    slack = 1e-2 if rotary.cos_sin_cache.dtype in (torch.bfloat16, torch.float16) else 1e-3
     if table.shape != want.shape or float((table - want).abs().max()) > slack * amplitude:
         raise UnsupportedError("the engine's rotation table is not that of its frequencies")

@@ -66,5 +66,6 @@ def _proven_model(
     if str(model.dtype).removeprefix("torch.") != layout.dtype:
         raise UnsupportedError(f"the engine computes in {model.dtype}, its KV is {layout.dtype}")
     with torch.inference_mode():
-        prove(model, vllm_config.model_config.get_vocab_size(), model.device)
+        vocabulary = vllm_config.model_config.get_vocab_size()
+        prove(model, vocabulary, model.device, most_positions=model.positions)
     return model
