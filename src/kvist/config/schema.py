@@ -258,6 +258,59 @@ class ConnectorConfig(_Section, frozen=True):
     ] = "auto"
 
 
+class BlendConfig(_Section, frozen=True):
+    """Reuse of cached text wherever it stands in a prompt. Changes answers, so it is off."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="Whether text is also reused that was cached behind other text. Its KV is "
+            "moved and repaired, not equal to that of a whole pass: answers change."
+        ),
+    ] = False
+    ratio: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of the reused tokens that is computed again, as a mean over the "
+            "layers. 1: all of them, which changes nothing and spares nothing.",
+        ),
+    ] = 0.15
+    max_deviation: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Mean deviation, relative to the size of K and V, of the tokens that "
+            "would not be computed again, above which the whole prompt is.",
+        ),
+    ] = 1.0
+    min_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Prompts with fewer reusable tokens behind their prefix than "
+            "this are served without.",
+        ),
+    ] = 128
+    max_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Tokens from a prompt's start that may be blended; what comes later is "
+            "computed. The engine waits while a prompt is repaired.",
+        ),
+    ] = 32_768
+    index_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Tokens of cached text that are kept to be found, 4 bytes each and half "
+            "as much again for the index; beyond it the oldest are forgotten.",
+        ),
+    ] = 1 << 24
+
+
 class RecordConfig(_Section, frozen=True):
     """A trace of the traffic, for `kvist advise` and `kvist replay`."""
 
@@ -292,5 +345,6 @@ class Config(_Section, frozen=True):
     block_tokens: BlockTokens = 128
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
     connector: ConnectorConfig = msgspec.field(default_factory=ConnectorConfig)
+    blend: BlendConfig = msgspec.field(default_factory=BlendConfig)
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
     record: RecordConfig = msgspec.field(default_factory=RecordConfig)
