@@ -173,7 +173,7 @@ class Collector:
             for n, entry in enumerate(found):
                 if used + need_bytes <= max(target, need_bytes):
                     break
-                if now_s - (entry.modified_s or 0.0) < self._grace_s:
+                if 0 < self._grace_s > now_s - (entry.modified_s or 0.0):
                     break  # and so is every later one
                 if n % _RENEW_EVERY == _RENEW_EVERY - 1 and not self._lock.renew():
                     break
@@ -191,7 +191,7 @@ class Collector:
         except FileNotFoundError:
             return True
         try:
-            if aside.stat().st_mtime == entry.modified_s:
+            if not self._grace_s or aside.stat().st_mtime == entry.modified_s:
                 return True
             with suppress(FileExistsError):
                 os.link(aside, path)

@@ -183,7 +183,7 @@ class FilesAdapter:
 
     def _renew(self, fd: int, modified_s: float) -> None:
         """Keeps a file that is about to be read from collectors."""
-        if time.time() + self._ahead_s - modified_s > self._grace_s / 2:
+        if 0 < self._grace_s / 2 < time.time() + self._ahead_s - modified_s:
             with suppress(PermissionError):  # a read-only mount: its lease stays as it is
                 os.utime(fd)
 
