@@ -5,14 +5,14 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from threading import Lock, Thread
 from typing import TypeVar
 
-from kvist.core.errors import ClosedError
+from kvist.core.errors import ClosedError, KvistError
 
 _T = TypeVar("_T")
 _IDLE_S = 60.0  # a thread that had nothing to do for so long ends
-_LOCK_TIMEOUT_S = 60.0
 
 _Task = Callable[[], None]
 
@@ -41,20 +41,11 @@ class Crew:
             ClosedError: the crew was closed.
         """
         future: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                if future.set_running_or_notify_cancel():
-                    _settle(future, call)
-            finally:
-                with self._lock:
-                    self._open_tasks -= 1
-
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the threads of {self._name} were ended")
             self._open_tasks += 1
-            self._tasks.put(run)
+            self._tasks.put(partial(self._run, future, call))
             if self._threads < min(self._open_tasks, self._most_threads):
                 self._threads += 1
                 Thread(target=self._serve, name=self._name, daemon=True).start()
@@ -68,27 +59,38 @@ class Crew:
                 self._tasks.put(None)
 
     def _serve(self) -> None:
-        while True:
+        try:
+            while True:
+                try:
+                    task = self._tasks.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    task = None
+                if task is not None:
+                    task()
+                elif self._may_end():
+                    return
+        finally:
+            with self._lock:
+                self._threads -= 1
+
+    def _may_end(self) -> bool:
+        with self._lock:
+            return self._closed or self._tasks.empty()
+
+    def _run(self, future: Future[_T], call: Callable[[], _T]) -> None:
+        """Puts what the call returns, or raises, into the future."""
+        try:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
-                task = self._tasks.get(timeout=_IDLE_S)
-            except queue.Empty:
-                task = None
-            if task is None:
-                with self._lock:
-                    if self._closed or self._tasks.empty():
-                        self._threads -= 1
-                        return
-                continue
-            task()
-
-
-def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
-    """Puts what the call returns, or raises, into the future."""
-    try:
-        result = call()
-    except BaseException as error:
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-    else:
-        future.set_result(result)
+                result = call()
+            except (KvistError, OSError) as error:
+                future.set_exception(error)
+            except BaseException as error:  # a fault in the program: this thread ends of it
+                future.set_exception(error)
+                raise
+            else:
+                future.set_result(result)
+        finally:
+            with self._lock:
+                self._open_tasks -= 1

@@ -223,7 +223,7 @@ class FilesAdapter:
         """Folders with objects in them, in order, from the first after `after`."""
         top = self._objects / prefix.rpartition("/")[0]
         for folder in _leaves(str(top), str(self._objects), after):
-            relative = os.path.relpath(folder, self._objects)
+            relative = folder[len(str(self._objects)) + 1 :]
             names = relative.rsplit("/", 2)[0] + "/" if relative.count("/") > 1 else ""
             listed = [
                 Listed(names + entry.name, about.st_size, about.st_mtime)
@@ -304,7 +304,7 @@ def _after(buffers: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
 def _leaves(folder: str, top: str, after: str) -> Iterator[str]:
     """The folders named `=YZ` below `folder`, sorted, without those up to `after`."""
     for entry in sorted(_entries(folder), key=lambda e: e.name):
-        relative = os.path.relpath(entry.path, top)
+        relative = entry.path[len(top) + 1 :]
         # What sorts before the cursor was walked, unless the cursor lies inside it.
         if relative.split("/") < after.split("/")[: relative.count("/") + 1]:
             continue
