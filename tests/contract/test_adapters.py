@@ -52,8 +52,8 @@ LAYERS: dict[str, Callable[[StorageAdapter], StorageAdapter]] = {
 
 def all_layers(inner: StorageAdapter) -> StorageAdapter:
     """Each layer around the one before."""
-    for wrap in LAYERS.values():
-        inner = wrap(inner)
+    for name, wrap in LAYERS.items():
+        inner = wrap(inner) if name != "all" else inner
     return inner
 
 
