@@ -18,6 +18,7 @@ from kvist.config.schema import (
     ConnectorConfig,
     DramConfig,
     EventsConfig,
+    RemoteConfig,
     SsdConfig,
     StoreConfig,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "LoadedConfig",
     "Machine",
     "Problem",
+    "RemoteConfig",
     "SsdConfig",
     "StoreConfig",
     "as_mapping",

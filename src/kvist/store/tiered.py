@@ -248,7 +248,7 @@ class TieredStore:
     def read_totals(self) -> dict[Tier, ReadTotals]:
         """What was read from the tier below, by whomever it was asked for."""
         with self._lock:
-            return {self._link.name: self._link.read_totals()} if self._link is not None else {}
+            return dict(self._link.read_totals()) if self._link is not None else {}
 
     def evict(self, keys: Iterable[Key]) -> int:
         """Forgets blocks in every tier; those leased, pinned or moving are skipped.

@@ -22,6 +22,7 @@ from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome, ReadTotals
+from kvist.tiers.busy import BusyMeter
 from kvist.tiers.protocol import Payload
 from kvist.tiers.remote.frames import Arrival, MissCause, Names, framed
 from kvist.tiers.remote.knowledge import Knowledge
@@ -89,7 +90,8 @@ class RemoteTier:
         self._connections = connections
         self._codecs = codecs or CodecRegistry()
         self._available = available
-        self._traffic = Traffic(clock)
+        self._traffic = Traffic()
+        self._meter = BusyMeter(clock)
         self._knowledge = Knowledge(
             most_blocks=limits.most_blocks, absent_s=limits.absent_s, clock=clock
         )
@@ -113,6 +115,10 @@ class RemoteTier:
         if self._closed or not self._available():
             return 0
         return self._learner.run(keys)
+
+    def known_run(self, keys: Sequence[Key]) -> int:
+        """As `contains_run`, without ever waiting."""
+        return 0 if self._closed or not self._available() else self._knowledge.run(keys)
 
     def put(self, payloads: Sequence[Payload]) -> None:
         """Stores blocks; the first writer, on whatever host, wins.
@@ -206,7 +212,7 @@ class RemoteTier:
 
     def read_totals(self) -> ReadTotals:
         """Bytes that arrived, and the time in which reads were under way."""
-        return self._traffic.totals()
+        return self._meter.totals()
 
     def stats(self) -> RemoteStats:
         """Counters now."""
@@ -251,11 +257,8 @@ class RemoteTier:
 
     def _read(self, items: Sequence[tuple[Key, memoryview]]) -> list[Outcome]:
         arrivals = [Arrival(key, out, self._names, self._codecs) for key, out in items]
-        self._traffic.begin()
-        try:
+        with self._meter.busy():
             fetched = self._adapter.get([a.wanted for a in arrivals])
-        finally:
-            self._traffic.end()
         outcomes = []
         for (key, out), arrival, answer in zip(items, arrivals, fetched, strict=True):
             cause: MissCause | None = MissCause.ABSENT
@@ -276,7 +279,8 @@ class RemoteTier:
     def _settle(self, key: Key, out: memoryview, cause: MissCause | None) -> Outcome:
         if cause is None:
             self._knowledge.add((key,))
-            self._traffic.hit(out.nbytes)
+            self._traffic.hit()
+            self._meter.count(out.nbytes)
             return Outcome.HIT
         self._traffic.miss(cause)
         if cause is not MissCause.SIZE:
