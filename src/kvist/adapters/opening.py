@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from kvist.adapters.files import DEFAULT_GRACE_S, FilesAdapter
 from kvist.adapters.late import LateAdapter
@@ -154,5 +154,49 @@ def _open_files(parts: SplitResult, limits: Limits) -> StorageAdapter:
     )
 
 
-_OPENERS: dict[str, Callable[[SplitResult, Limits], StorageAdapter]] = {"file": _open_files}
-_LIBRARIES: dict[str, tuple[str, str]] = {}  # scheme → module, extra
+def _open_redis(parts: SplitResult, limits: Limits) -> StorageAdapter:
+    library("redis", "redis")
+    from kvist.adapters.redis import RedisAdapter
+
+    scheme = parts.scheme.replace("valkey", "redis")
+    return RedisAdapter(
+        urlunsplit(parts._replace(scheme=scheme)),
+        capacity_bytes=limits.capacity_bytes,
+        timeout_s=limits.timeout_s,
+        connections=limits.connections,
+    )
+
+
+def _open_s3(parts: SplitResult, limits: Limits) -> StorageAdapter:
+    library("obstore", "s3")
+    from kvist.adapters.s3 import S3Adapter
+
+    found = options(parts, frozenset({"endpoint", "region"}))
+    if not parts.netloc:
+        raise ConfigError("names no bucket", path=KNOB, remedy="write it as s3://bucket/prefix")
+    return S3Adapter(
+        parts.netloc,
+        prefix=unquote(parts.path).strip("/"),
+        endpoint=found.get("endpoint"),
+        region=found.get("region"),
+        capacity_bytes=limits.capacity_bytes,
+        timeout_s=limits.timeout_s,
+        connections=limits.connections,
+    )
+
+
+_LIBRARIES = {
+    "redis": ("redis", "redis"),
+    "rediss": ("redis", "redis"),
+    "redis+cluster": ("redis", "redis"),
+    "valkey": ("redis", "redis"),
+    "s3": ("obstore", "s3"),
+}  # scheme → module, extra
+_OPENERS: dict[str, Callable[[SplitResult, Limits], StorageAdapter]] = {
+    "file": _open_files,
+    "redis": _open_redis,
+    "rediss": _open_redis,
+    "redis+cluster": _open_redis,
+    "valkey": _open_redis,
+    "s3": _open_s3,
+}
