@@ -261,16 +261,23 @@ def _publish(temporary: Path, path: Path) -> Put:
         except FileNotFoundError:
             if attempt:
                 raise
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(path.parent)
         except OSError as exc:
             if exc.errno not in _NO_LINKS:
                 raise
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(path.parent)
             if path.exists():
                 return Put.PRESENT
             temporary.rename(path)
             return Put.STORED
     raise AssertionError("unreachable")
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, all of mode 0700."""
+    if not folder.parent.is_dir():
+        _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _write_all(fd: int, parts: Sequence[memoryview]) -> None:
