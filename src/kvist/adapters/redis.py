@@ -113,9 +113,13 @@ class RedisAdapter:
             return []
         with _mapping("get"), self._client.pipeline(transaction=False) as pipe:
             for w in wanted:
-                (pipe.get if w.into else pipe.strlen)(_SPACE + w.name)
-            values = pipe.execute()
-        return [_answer(value, w) for value, w in zip(values, wanted, strict=True)]
+                if w.into:
+                    pipe.get(_SPACE + w.name)
+                else:  # two: a value may be empty
+                    pipe.exists(_SPACE + w.name)
+                    pipe.strlen(_SPACE + w.name)
+            values = iter(pipe.execute())
+        return [_answer(values, w) for w in wanted]
 
     def put(self, objects: Sequence[NewObject]) -> PutReport:
         self._state.demand()
@@ -235,9 +239,12 @@ class _LateCluster:
             self._made.close()
 
 
-def _answer(value: bytes | int | None, wanted: Wanted) -> Fetched:
-    if isinstance(value, int):  # a length; no object of ours is empty
-        return Fetched(Got.HIT if value else Got.ABSENT, value)
+def _answer(values: Iterator[Any], wanted: Wanted) -> Fetched:
+    """The answer to `wanted`, from the next one or two values."""
+    if not wanted.into:
+        there, size_bytes = next(values), next(values)
+        return Fetched(Got.HIT, size_bytes) if there else Fetched(Got.ABSENT)
+    value = next(values)
     return answer(None if value is None else memoryview(value), wanted)
 
 

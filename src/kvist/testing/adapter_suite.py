@@ -128,6 +128,16 @@ class AdapterSuite:
             Fetched(Got.HIT, 100),
         ]
 
+    def test_empty_object_is_there(self, adapter: StorageAdapter) -> None:
+        empty = NewObject(suite_name(1), ())
+        assert adapter.put([empty]).outcomes == (Put.STORED,)
+        assert adapter.get([Wanted(suite_name(1))]) == [Fetched(Got.HIT, 0)]
+        assert adapter.put([new_object(1)]).outcomes == (Put.PRESENT,)
+        out = memoryview(bytearray(10))
+        assert adapter.get([Wanted(suite_name(1), (out,))]) == [Fetched(Got.SIZE, 0)]
+        adapter.delete([suite_name(1)])
+        assert probe(adapter, [1]) == [False]
+
     def test_buffers_of_another_size_are_told_so(self, adapter: StorageAdapter) -> None:
         adapter.put([new_object(1)])
         for size in (OBJECT_BYTES - 1, OBJECT_BYTES + 1, 1):

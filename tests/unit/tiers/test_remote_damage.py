@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvist.adapters.layers import Blow, ChaosLayer, RetryLayer
 from kvist.adapters.memory import MemoryAdapter, MemoryMedium
-from kvist.adapters.protocol import NewObject, StorageAdapter
+from kvist.adapters.protocol import Fetched, NewObject, StorageAdapter, Wanted
 from kvist.codec.frame import PAGE_BYTES, FrameHeader, FrameKind
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import FormatError, TierError
