@@ -191,6 +191,7 @@ def _open_remote(config: Config, fingerprint: bytes) -> RemoteTier:
             most_blocks=knobs.index, probe_s=knobs.probe_s, refresh_s=knobs.refresh_s
         ),
         available=opened.breaker.passes,
+        counts=opened.counts.counts,
     )
 
 

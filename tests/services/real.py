@@ -47,10 +47,14 @@ class Server:
         """Starts it (again) and waits until it listens."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self.wait_for(self.port)
+
+    def wait_for(self, port: int) -> None:
+        """Waits until it listens on `port`."""
         give_up = time.monotonic() + START_S
         while True:
             try:
-                socket.create_connection((HOST, self.port), 1.0).close()
+                socket.create_connection((HOST, port), 1.0).close()
                 return
             except OSError:
                 if time.monotonic() > give_up or self.process.poll() is not None:
@@ -158,6 +162,24 @@ def s3_server() -> Iterator[Server]:
         server = Server(command, port, Path(folder))
         try:
             yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def mooncake_master() -> Iterator[tuple[str, str]]:
+    """A master with its metadata server; yields both addresses."""
+    store = pytest.importorskip("mooncake.store", exc_type=ImportError)
+    command = Path(store.__file__).with_name("mooncake_master")
+    rpc, http, metrics = free_port(), free_port(), free_port()
+    line = [str(command), f"-rpc_port={rpc}", f"-rpc_address={HOST}", f"-metrics_port={metrics}"]
+    line += [f"-metrics_host={HOST}", "-enable_http_metadata_server=true"]
+    line += [f"-http_metadata_server_host={HOST}", f"-http_metadata_server_port={http}"]
+    with tempfile.TemporaryDirectory(prefix="kvist-mooncake-") as folder:
+        server = Server(line, rpc, Path(folder))
+        try:
+            server.wait_for(http)
+            yield f"{HOST}:{rpc}", f"http://{HOST}:{http}/metadata"
         finally:
             server.stop()
 

@@ -98,11 +98,7 @@ def check_url(url: str) -> None:
     Raises:
         ConfigError: it does not.
     """
-    scheme = urlsplit(url).scheme
-    if scheme not in _OPENERS:
-        open_adapter(url, Limits())
-    if scheme in _LIBRARIES:
-        library(*_LIBRARIES[scheme])
+    open_adapter(url, Limits()).close()  # every kind connects when it is first used
 
 
 def library(name: str, extra: str) -> ModuleType:
@@ -185,15 +181,43 @@ def _open_s3(parts: SplitResult, limits: Limits) -> StorageAdapter:
     )
 
 
-_LIBRARIES = {
-    "redis": ("redis", "redis"),
-    "rediss": ("redis", "redis"),
-    "redis+cluster": ("redis", "redis"),
-    "valkey": ("redis", "redis"),
-    "s3": ("obstore", "s3"),
-}  # scheme → module, extra
+def _open_mooncake(parts: SplitResult, limits: Limits) -> StorageAdapter:
+    library("mooncake.store", "mooncake")
+    from kvist.adapters.mooncake import MooncakeAdapter, MooncakeClient
+
+    known = frozenset({"metadata", "hostname", "protocol", "devices", "segment", "buffer"})
+    found = options(parts, known)
+    if not parts.netloc or "metadata" not in found:
+        raise ConfigError(
+            "names no master or no metadata server",
+            path=KNOB,
+            remedy="write it as mooncake://HOST:50051?metadata=http://HOST:8080/metadata",
+        )
+    if limits.capacity_bytes is not None:
+        raise ConfigError(
+            "cannot be set for mooncake://",
+            path="$.store.remote.capacity",
+            remedy="leave it at 0: Mooncake's master evicts",
+        )
+    client = MooncakeClient(
+        master=parts.netloc,
+        metadata=found["metadata"],
+        hostname=found.get("hostname", "127.0.0.1"),
+        protocol=found.get("protocol", "tcp"),
+        devices=found.get("devices", ""),
+        segment_bytes=int(found.get("segment", 0)),
+        buffer_bytes=int(found.get("buffer", 64 << 20)),
+        connect_s=limits.timeout_s,
+    )
+    adapter = LateAdapter(partial(MooncakeAdapter, client), name=f"Mooncake at {parts.netloc}")
+    return TimeoutLayer(
+        adapter, timeout_s=limits.timeout_s, threads=max(16, 4 * limits.connections)
+    )
+
+
 _OPENERS: dict[str, Callable[[SplitResult, Limits], StorageAdapter]] = {
     "file": _open_files,
+    "mooncake": _open_mooncake,
     "redis": _open_redis,
     "rediss": _open_redis,
     "redis+cluster": _open_redis,

@@ -96,10 +96,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a listing; `cursor` asks for the next part, `None` when this was the last."""
+    """A part of a listing; `cursor` asks for the next part, `None` when this was the last.
+
+    `partial`: the medium cannot name everything that is there, in this page or any other.
+    """
 
     entries: tuple[Listed, ...]
     cursor: str | None = None
+    partial: bool = False
 
 
 class StorageAdapter(Protocol):

@@ -8,6 +8,7 @@ from kvist.config.preflight import (
     dram_bytes,
     preflight,
     read_machine,
+    remote_answers,
     ssd_bytes,
     ssd_folder,
     ssd_folders,
@@ -22,6 +23,7 @@ from kvist.config.schema import (
     SsdConfig,
     StoreConfig,
 )
+from kvist.config.shown import without_password
 from kvist.config.size import format_size, parse_size
 
 __all__ = [
@@ -45,8 +47,10 @@ __all__ = [
     "parse_size",
     "preflight",
     "read_machine",
+    "remote_answers",
     "ssd_bytes",
     "ssd_folder",
     "ssd_folders",
     "value_at",
+    "without_password",
 ]

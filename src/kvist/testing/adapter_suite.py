@@ -76,6 +76,9 @@ class AdapterSuite:
     """Subclass as `class TestMine(AdapterSuite)`."""
 
     limits_itself = True  # whether it keeps `capacity_bytes` by itself
+    lists = True  # whether it can name all that is there
+    takes_empty = True  # whether an object may have no bytes
+    tells_winner = True  # whether of writers that race only one hears that it has stored
 
     def open_adapter(
         self, directory: Path, capacity_bytes: int | None = CAPACITY_BYTES
@@ -129,6 +132,8 @@ class AdapterSuite:
         ]
 
     def test_empty_object_is_there(self, adapter: StorageAdapter) -> None:
+        if not self.takes_empty:
+            pytest.skip("its medium refuses empty objects")
         empty = NewObject(suite_name(1), ())
         assert adapter.put([empty]).outcomes == (Put.STORED,)
         assert adapter.get([Wanted(suite_name(1))]) == [Fetched(Got.HIT, 0)]
@@ -180,6 +185,9 @@ class AdapterSuite:
 
     def test_pages_name_every_object_of_the_prefix(self, adapter: StorageAdapter) -> None:
         adapter.put([new_object(i, 50, "aa") for i in range(25)])
+        if not self.lists:
+            assert adapter.list_page("aa/").partial
+            pytest.skip("its medium cannot list")
         adapter.put([new_object(i, 50, "ab") for i in range(7)])
         for limit in (1, 4, 1000):
             names = all_names(adapter, "aa/", limit=limit)
@@ -255,7 +263,7 @@ class AdapterSuite:
             assert data is not None
             assert data == data[:1] * OBJECT_BYTES
             stored = [r for j, r in reports if j == i and r.outcomes == (Put.STORED,)]
-            assert len(stored) == 1
+            assert len(stored) == 1 or (stored and not self.tells_winner)
         for other in others:
             other.close()
 

@@ -133,6 +133,15 @@ class Lists(Protocol):
 
 
 @runtime_checkable
+class Sampled(Protocol):
+    """What a lower tier may do besides: give numbers of its own for the metrics."""
+
+    def samples(self) -> Mapping[str, float]:
+        """Totals since open, and gauges, by the metric's name and a label's value after a dot."""
+        ...
+
+
+@runtime_checkable
 class Stacked(Protocol):
     """What a lower tier of several media may do besides: tell them apart."""
 

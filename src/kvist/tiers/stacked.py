@@ -233,6 +233,15 @@ class StackedTier:
             waiting = len(self._waiting) + len(self._sending)
             return replace(self._counts, waiting=waiting, waiting_bytes=self._waiting_bytes)
 
+    def samples(self) -> Mapping[str, float]:
+        """See `tiers.protocol.Sampled`."""
+        stats = self.stats()
+        return dict(self._remote.samples()) | {
+            "kvist_remote_waiting_bytes": float(stats.waiting_bytes),
+            "kvist_remote_unsent_total.refused": float(stats.refused),
+            "kvist_remote_unsent_total.failed": float(stats.failed),
+        }
+
     def wait_sent(self, timeout_s: float) -> bool:
         """Whether everything that waits for the remote has been sent, or given up, in time."""
         with self._work:

@@ -85,7 +85,7 @@ class ChaosLayer(Layer):
     def list_page(self, prefix: str, *, cursor: str | None = None, limit: int = 1000) -> Page:
         page = super().list_page(prefix, cursor=cursor, limit=limit)
         kept = tuple(entry for entry in page.entries if not self._strikes(Blow.FORGET))
-        return Page(kept, page.cursor)
+        return Page(kept, page.cursor, page.partial)
 
     def _spoil(self, wanted: Wanted, answer: Fetched) -> Fetched:
         if answer.got is not Got.HIT:

@@ -96,6 +96,11 @@ class Knowledge:
                 del self._present[key]
             return len(gone)
 
+    def keys(self) -> list[Key]:
+        """All that is believed present."""
+        with self._lock:
+            return list(self._present)
+
     def clear(self) -> None:
         """Nothing is known any more."""
         with self._lock:

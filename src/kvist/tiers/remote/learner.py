@@ -248,8 +248,9 @@ class Learner:
             self.counts.listed += len(keys)
             cursor = page.cursor
             if cursor is None:
-                self._knowledge.end_listing(mark)
                 self.counts.listings += 1
+                if not page.partial:
+                    self._knowledge.end_listing(mark)
                 return
             if self._knowledge.full:
                 return  # more than we may know; probes find the rest

@@ -9,6 +9,7 @@ moment, by the medium's own eviction or another host's: that is a miss, and noth
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -17,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from kvist.adapters.crew import Crew
+from kvist.adapters.layers import Operation, OperationCounts
 from kvist.adapters.protocol import Got, NewObject, Put, PutReport, StorageAdapter, Wanted
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
@@ -64,6 +66,7 @@ class RemoteTier:
         limits: LearnLimits | None = None,
         codecs: CodecRegistry | None = None,
         available: Callable[[], bool] = lambda: True,
+        counts: Callable[[], Mapping[Operation, OperationCounts]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Owns `adapter`; starts to learn what is there.
@@ -75,6 +78,7 @@ class RemoteTier:
             limits: how it learns what others stored.
             codecs: decoders of what is not raw.
             available: whether the medium can be expected to answer; while not, nothing is present.
+            counts: what the adapter's calls came to, for `samples`.
             clock: seconds that only grow.
 
         Raises:
@@ -90,6 +94,7 @@ class RemoteTier:
         self._connections = connections
         self._codecs = codecs or CodecRegistry()
         self._available = available
+        self._counts = counts
         self._traffic = Traffic()
         self._meter = BusyMeter(clock)
         self._knowledge = Knowledge(
@@ -192,7 +197,7 @@ class RemoteTier:
             ClosedError: the tier was closed.
         """
         self._demand_open()
-        self._knowledge.clear()
+        known = self._knowledge.keys()
         cursor: str | None = None
         for _ in range(_MOST_PAGES):
             page = self._adapter.list_page(self._names.prefix, cursor=cursor, limit=_DELETE_NAMES)
@@ -200,6 +205,10 @@ class RemoteTier:
             cursor = page.cursor
             if cursor is None:
                 break
+        if page.partial:
+            self.remove(known)
+            text = "a remote that cannot list was cleared of what this host knew of"
+            raise TierError(errno.ENOTSUP, text)
         self._knowledge.clear()
 
     def tell_evictions(self, tell: Callable[[Sequence[Key]], None]) -> None:
@@ -225,6 +234,23 @@ class RemoteTier:
             learned=self._learner.counts,
             available=self._available(),
         )
+
+    def samples(self) -> Mapping[str, float]:
+        """See `tiers.protocol.Sampled`."""
+        found = {
+            "kvist_remote_known_blocks": float(len(self._knowledge)),
+            "kvist_remote_resting": float(not self._available()),
+        }
+        for cause, count in self._traffic.misses().items():
+            found[f"kvist_remote_misses_total.{cause.value}"] = float(count)
+        for operation, counts in self._counts().items():
+            of = operation.value
+            found[f"kvist_remote_calls_total.{of}"] = float(counts.calls)
+            found[f"kvist_remote_failures_total.{of}"] = float(counts.failed)
+            found[f"kvist_remote_seconds_total.{of}"] = counts.seconds
+            if operation in (Operation.GET, Operation.PUT):
+                found[f"kvist_remote_bytes_total.{of}"] = float(counts.moved_bytes)
+        return found
 
     def close(self) -> None:
         """Ends the threads and closes the adapter. Idempotent."""
