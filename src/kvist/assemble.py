@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from kvist.adapters.opening import Limits, open_layered
 from kvist.codec.cachegen.table import read_table
 from kvist.codec.keyring import read_keyring
 from kvist.codec.registry import CodecRegistry, open_codecs
@@ -16,6 +17,7 @@ from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
 from kvist.core.errors import ConfigError, TierBusyError, TierError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
+from kvist.core.outcome import Tier
 from kvist.policy import (
     AdmitAll,
     Arc,
@@ -38,8 +40,10 @@ from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
 from kvist.tiers.protocol import LowerTier
+from kvist.tiers.remote import LearnLimits, RemoteTier
 from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
 from kvist.tiers.ssd.striped import StripedTier
+from kvist.tiers.stacked import StackedTier
 from kvist.tiers.warmer import Warmer
 
 _log = logging.getLogger(__name__)
@@ -96,9 +100,7 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower: LowerTier | None = None
-    if config.store.ssd.enabled:
-        lower = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
+    lower = _open_below(config, fingerprint, shard, layout)
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -108,6 +110,7 @@ def open_embedded_store(
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
+        lower_tier=Tier.SSD if config.store.ssd.enabled else Tier.REMOTE,
         stuck_s=_STUCK_S,
         breaker=lambda: Breaker(
             window_s=knobs.window_s,
@@ -171,7 +174,60 @@ def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
     return codecs
 
 
-def _open_ssd(config: Config, fingerprint: bytes, shard: str, codecs: CodecRegistry) -> LowerTier:
+def _open_below(
+    config: Config, fingerprint: bytes, shard: str, layout: BlockLayout | None
+) -> LowerTier | None:
+    """The SSD tier, the remote tier, the one above the other, or nothing.
+
+    Raises:
+        ConfigError: the remote or the codec is none that we know.
+        TierBusyError: another process owns a folder of the SSD tier.
+        TierError: a medium cannot be used.
+    """
+    knobs = config.store.remote
+    with ExitStack() as undo:
+        disk: SsdTier | StripedTier | None = None
+        if config.store.ssd.enabled:
+            disk = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
+        if not knobs.url:
+            return disk
+        if disk is not None:
+            undo.callback(disk.close)
+        remote = _open_remote(config, fingerprint)
+        undo.pop_all()
+    return remote if disk is None else StackedTier(disk, remote, queue_bytes=knobs.queue)
+
+
+def _open_remote(config: Config, fingerprint: bytes) -> RemoteTier:
+    knobs, breaker = config.store.remote, config.store.breaker
+    opened = open_layered(
+        knobs.url,
+        Limits(
+            capacity_bytes=knobs.capacity or None,
+            connections=knobs.connections,
+            timeout_s=knobs.timeout_s,
+            retries=knobs.retries,
+            bytes_per_s=knobs.bandwidth,
+            failures=breaker.failures,
+            window_s=breaker.window_s,
+            open_s=breaker.open_s,
+        ),
+    )
+    return RemoteTier(
+        opened.adapter,
+        keyspace=fingerprint,
+        connections=knobs.connections,
+        limits=LearnLimits(
+            most_blocks=knobs.index, probe_s=knobs.probe_s, refresh_s=knobs.refresh_s
+        ),
+        available=opened.breaker.passes,
+        counts=opened.counts.counts,
+    )
+
+
+def _open_ssd(
+    config: Config, fingerprint: bytes, shard: str, codecs: CodecRegistry
+) -> SsdTier | StripedTier:
     """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
 
     Raises:

@@ -8,6 +8,7 @@ from kvist.config.preflight import (
     dram_bytes,
     preflight,
     read_machine,
+    remote_answers,
     ssd_bytes,
     ssd_folder,
     ssd_folders,
@@ -18,9 +19,11 @@ from kvist.config.schema import (
     ConnectorConfig,
     DramConfig,
     EventsConfig,
+    RemoteConfig,
     SsdConfig,
     StoreConfig,
 )
+from kvist.config.shown import without_password
 from kvist.config.size import format_size, parse_size
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "LoadedConfig",
     "Machine",
     "Problem",
+    "RemoteConfig",
     "SsdConfig",
     "StoreConfig",
     "as_mapping",
@@ -43,8 +47,10 @@ __all__ = [
     "parse_size",
     "preflight",
     "read_machine",
+    "remote_answers",
     "ssd_bytes",
     "ssd_folder",
     "ssd_folders",
     "value_at",
+    "without_password",
 ]

@@ -180,6 +180,75 @@ class SsdConfig(_Section, frozen=True):
     ] = ""
 
 
+class RemoteConfig(_Section, frozen=True):
+    """The remote tier: a store that several hosts share."""
+
+    url: Annotated[
+        str,
+        Meta(
+            description="Where blocks are shared with other hosts: `file:///mnt/shared/kvist`, "
+            "`redis://host:6379/0` (or `rediss`, `redis+cluster`), `s3://bucket/prefix`, "
+            "`mooncake://master:50051`. Empty: nowhere. Who can write there can change what "
+            "models say; see docs/remote.md."
+        ),
+    ] = ""
+    capacity: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes that Kvist keeps there, the oldest blocks going first; every host "
+            "should say the same. 0: as many as the medium takes, which then evicts by itself.",
+            extra=_SIZE,
+        ),
+    ] = 0
+    connections: Annotated[
+        int, Meta(ge=1, le=64, description="Calls to the remote that may be under way at once.")
+    ] = 4
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="Seconds after which a call to the remote has failed.")
+    ] = 2.0
+    retries: Annotated[
+        int, Meta(ge=0, le=10, description="How often a call that failed is made again.")
+    ] = 1
+    bandwidth: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes a second to and from the remote, together; 0: no limit.",
+            extra=_SIZE,
+        ),
+    ] = 0
+    probe_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Seconds that a look-up of a prompt may wait to hear whether the remote "
+            "has blocks that this host does not know of. 0: never; the next look-up then knows.",
+        ),
+    ] = 0.005
+    refresh_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds between two listings of what the remote holds; 0: only at start.",
+        ),
+    ] = 300.0
+    index: Annotated[
+        int,
+        Meta(ge=1, description="Blocks of the remote that this host remembers, the newest."),
+    ] = 250_000
+    queue: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="Bytes of blocks in memory that wait to be sent when there is an SSD "
+            "tier; what does not fit is not sent.",
+            extra=_SIZE,
+        ),
+    ] = 256 * MIB
+
+
 class BreakerConfig(_Section, frozen=True):
     """When a failing medium is treated as absent."""
 
@@ -199,6 +268,7 @@ class StoreConfig(_Section, frozen=True):
 
     dram: DramConfig = msgspec.field(default_factory=DramConfig)
     ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
+    remote: RemoteConfig = msgspec.field(default_factory=RemoteConfig)
     io_threads: Annotated[
         int, Meta(ge=1, le=64, description="Threads that move blocks between DRAM and disk.")
     ] = 2

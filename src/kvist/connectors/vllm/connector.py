@@ -33,7 +33,7 @@ from kvist.connectors.vllm.loads import LoadKnobs
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
-from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
+from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats, Totals
 from kvist.connectors.vllm.worker_side import WorkerSide
 from kvist.core.errors import LeaseError
 from kvist.core.events import KvEvent
@@ -65,6 +65,7 @@ class KvistConnector(KVConnectorBase_V1):
         self._fallback = Fallback()
         self._computed: dict[str, int] = {}
         self._gauges_due_s = 0.0
+        self._lower_totals = Totals()
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config.kv_transfer_config)
@@ -286,6 +287,8 @@ class KvistConnector(KVConnectorBase_V1):
             for name, value in roles.gauges(self._store.stats()).items():
                 tally.add(name, value)
             for name, value in roles.learned(self._scheduler.appraiser).items():
+                tally.add(name, value)
+            for name, value in self._lower_totals.since(roles.lower_samples(self._store)).items():
                 tally.add(name, value)
             self._keep_speeds()
         return tally.take()

@@ -34,6 +34,7 @@ from kvist.cost.model import shape_from_config
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.cost.seed import prefill_seed
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
+from kvist.tiers.protocol import Sampled
 from kvist.tiers.warmer import Warmer
 
 
@@ -146,10 +147,15 @@ def gauges(stats: Any) -> dict[str, float]:
     return samples
 
 
+def lower_samples(store: object) -> Mapping[str, float]:
+    """Samples of the medium below the store's DRAM, where it has any of its own."""
+    return store.samples() if isinstance(store, Sampled) else {}
+
+
 def learned(appraiser: Appraiser) -> dict[str, float]:
     """Gauge samples of what the appraiser has learned, as far as it has."""
     samples: dict[str, float] = {}
-    for tier in (Tier.DRAM, Tier.SSD):
+    for tier in (Tier.DRAM, Tier.SSD, Tier.REMOTE):
         rate = appraiser.bytes_per_s(tier)
         if rate is not None:
             samples[f"kvist_tier_bytes_per_second.{tier.value}"] = rate
