@@ -18,6 +18,7 @@ from kvist.config.schema import (
     ConnectorConfig,
     DramConfig,
     EventsConfig,
+    NodeConfig,
     SsdConfig,
     StoreConfig,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Knob",
     "LoadedConfig",
     "Machine",
+    "NodeConfig",
     "Problem",
     "SsdConfig",
     "StoreConfig",

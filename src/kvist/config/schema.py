@@ -167,6 +167,14 @@ class BreakerConfig(_Section, frozen=True):
 class StoreConfig(_Section, frozen=True):
     """The block store."""
 
+    where: Annotated[
+        Literal["embedded", "node", "auto"],
+        Meta(
+            description="Which process owns the store. `embedded`: the engine's own. `node`: the "
+            "node of this host (`kvist node`), whose DRAM and SSD all its engines share. `auto`: "
+            "the node, which is started if there is none, and stays when the engine ends."
+        ),
+    ] = "embedded"
     dram: DramConfig = msgspec.field(default_factory=DramConfig)
     ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
     io_threads: Annotated[
@@ -190,6 +198,41 @@ class StoreConfig(_Section, frozen=True):
     ] = 0.0
     tenant_quota: TenantShare | TenantShares = 1.0
     breaker: BreakerConfig = msgspec.field(default_factory=BreakerConfig)
+
+
+class NodeConfig(_Section, frozen=True):
+    """The node of this host, and how engines reach it."""
+
+    socket: Annotated[
+        str,
+        Meta(
+            description="Path of the node's socket, in a folder of this user's with mode 0700. "
+            "Empty: `kvist/node.sock` in XDG_RUNTIME_DIR, else `/tmp/kvist-UID/node.sock`."
+        ),
+    ] = ""
+    keyspaces: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Models (keyspaces) that engines may use at once; each gets an equal part "
+            "of the capacities of DRAM and SSD, and with more than one a subfolder of its own. A "
+            "keyspace that no engine uses gives way to another.",
+        ),
+    ] = 1
+    answer_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="Seconds after which a node that does not answer an engine counts as away, "
+            "until it does.",
+        ),
+    ] = 1.0
+    drain_s: Annotated[
+        float,
+        Meta(gt=0, description="Seconds that a node that ends may take to write what is dirty."),
+    ] = 30.0
 
 
 class ConnectorConfig(_Section, frozen=True):
@@ -261,6 +304,7 @@ class Config(_Section, frozen=True):
 
     block_tokens: BlockTokens = 128
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
+    node: NodeConfig = msgspec.field(default_factory=NodeConfig)
     connector: ConnectorConfig = msgspec.field(default_factory=ConnectorConfig)
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
     record: RecordConfig = msgspec.field(default_factory=RecordConfig)

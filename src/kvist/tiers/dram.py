@@ -20,12 +20,19 @@ PAGE_BYTES = 4096
 
 
 class ArenaLocator(msgspec.Struct, frozen=True):
-    """Where another process of this user finds an arena."""
+    """Where another process of this user finds an arena.
+
+    `base` is what offsets into it begin with, where a client numbers several arenas through. Where
+    there is a `life`, a pipe of the same process, whoever maps the arena opens it for writing first
+    and keeps it open as long: its reader must know who may still touch the slots.
+    """
 
     pid: int
     fd: int
     size_bytes: int
     slot_bytes: int
+    base: int = 0
+    life: int = -1
 
     @property
     def path(self) -> str:
