@@ -33,8 +33,15 @@ class NodeProcess:
     """`kvist node` on a socket; killed when the context ends."""
 
     def __init__(
-        self, path: Path, *, slots: int = SLOTS, ssd: Path | None = None, options: tuple[str, ...] = ()
+        self,
+        path: Path,
+        *,
+        slots: int = SLOTS,
+        ssd: Path | None = None,
+        options: tuple[str, ...] = (),
+        command: tuple[str, ...] = (),
     ) -> None:
+        """`command` is run in place of `kvist node`."""
         self.path = path
         settings = [f"store.dram.capacity={slots * PAGE_BYTES}", "store.dram.restore=0"]
         if ssd is None:
@@ -43,6 +50,8 @@ class NodeProcess:
             settings += [f"store.ssd.path={ssd}", "store.ssd.capacity=64MiB", "store.ssd.fsync=off"]
         self._command = [sys.executable, "-m", "kvist.cli.main", "node", "--socket", str(path)]
         self._command += [f"--set={text}" for text in settings] + list(options)
+        if command:
+            self._command = [*command, str(path)]
         self._log = path.with_suffix(".log")
         self.process = self._spawn()
 
@@ -104,6 +113,10 @@ class NodeProcess:
         if self.process.poll() is None:
             assert control.ask(self.path, "check")["broken"] == {}
 
+    def engine(self, *orders: str) -> EngineProcess:
+        """An engine that has carried out `orders`."""
+        return EngineProcess(self.path, *orders)
+
     def log_text(self) -> str:
         """What it printed."""
         return self._log.read_text(errors="replace")
@@ -120,6 +133,29 @@ class NodeProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.kill()
+
+
+class EngineProcess:
+    """`node_engine.py`: holds what it was told to hold, until it is killed."""
+
+    def __init__(self, path: Path, *orders: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("node_engine.py")), str(path), *orders],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.worker = 0
+        while (line := self.process.stdout.readline().strip()) != "ready":
+            assert line, "the engine failed"
+            self.worker = int(line.removeprefix("worker "))
+
+    def kill(self) -> None:
+        """SIGKILL to the engine, not to its worker."""
+        self.process.kill()
+        self.process.wait(START_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 def attach(n: int, *, block_bytes: int = RAW_BYTES, layout: str = LAYOUT) -> Attach:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvist.core.errors import FormatError, NodeAwayError, NodeRefusedError
+from kvist.core.errors import NodeAwayError, NodeRefusedError
 from kvist.node import messages as m
 from kvist.node.protocol import MOST_BYTES, Frames, ProtocolError, decode_reply, encode
 from kvist.tiers.dram import ArenaMap
@@ -60,18 +60,17 @@ class Attachment:
         link: socket.socket,
         welcome: m.Welcome,
         arena: ArenaMap,
-        life: int,
         frames: Frames,
         *,
         base: int,
         answer_s: float,
         on_event: Callable[[m.Events], None],
     ) -> None:
-        """Takes over `link`, `arena` and `life`; `frames` holds what came after the welcome.
+        """Takes over `link` and `arena`; `frames` holds what came after the welcome.
 
         `base` is added to every offset in the arena.
         """
-        self.arena, self.life, self.base, self.welcome = arena, life, base, welcome
+        self.arena, self.base, self.welcome = arena, base, welcome
         self.alive = True
         self.stalled = False
         self.farewell = ""  # the node's last words, if it had any
@@ -230,8 +229,7 @@ class Attachment:
             if self.alive or self._leases or self._let_go:
                 return
             self._let_go = True
-        self.arena.close()
-        os.close(self.life)
+        self.arena.close()  # and the life pipe with it
 
 
 def attach(
@@ -254,23 +252,21 @@ def attach(
     try:
         link.sendall(encode(hello))
         frames = Frames(MOST_BYTES)
-        data, fds, _, _ = socket.recv_fds(link, _RECEIVE_BYTES, 2)
+        data, fds, _, _ = socket.recv_fds(link, _RECEIVE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         welcome = _welcome(next(frames.feed(data), b""))
         if len(fds) != 2 or welcome.block_bytes != hello.block_bytes:
             raise NodeRefusedError("the node's answer is not what was asked for")
-        arena_fd, life = fds
-        arena = ArenaMap(os.dup(arena_fd), welcome.size_bytes, slot_bytes=welcome.slot_bytes)
-        os.close(fds.pop(0))
-    except (OSError, FormatError) as error:
+        (arena_fd, life), fds = fds, []
+        size, slot = welcome.size_bytes, welcome.slot_bytes
+        arena = ArenaMap(arena_fd, size, slot_bytes=slot, life=life)
+    except (OSError, ValueError) as error:  # a FormatError is a ValueError
         _abandon(link, fds)
         raise NodeAwayError(f"{path}: {error or 'no answer'}") from error
     except BaseException:
         _abandon(link, fds)
         raise
     link.settimeout(None)
-    return Attachment(
-        link, welcome, arena, life, frames, base=base, answer_s=answer_s, on_event=on_event
-    )
+    return Attachment(link, welcome, arena, frames, base=base, answer_s=answer_s, on_event=on_event)
 
 
 def connect(path: str, deadline_s: float) -> socket.socket:

@@ -123,7 +123,7 @@ class NodeStore:
             return None
         arena = at.arena
         return ArenaLocator(
-            os.getpid(), arena.fd, arena.size_bytes, arena.slot_bytes, at.base, at.life
+            os.getpid(), arena.fd, arena.size_bytes, arena.slot_bytes, at.base, arena.life
         )
 
     # -- the contract -----------------------------------------------------------------------
