@@ -37,7 +37,8 @@ _MARGIN_RATIO = 0.02  # a gain within the error of the prediction is none
 _FLOOR_OF_SEED = 0.05  # a part of the time model that was learned to be 0 can be learned again
 _DISTURBANCE_RATIO = 0.2  # of a copy's time, what it costs the engine: it runs beside it
 _ERRORS = 64
-PROBE_BLOCKS = 2  # to be wished for where `wants_probe` says so
+PROBE_BLOCKS = 2
+_MAY_RECOVER = frozenset([Reason.RECOMPUTE_FASTER, Reason.BELOW_FLOOR, Reason.WITHIN_MARGIN])
 _PROBE_PERIOD_S = 5.0
 
 
@@ -53,6 +54,14 @@ class Appraisal:
         if self.costs is None:
             return False
         return fell_behind(self.decision, self.costs, arrived_blocks, elapsed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Blocks of a match, from its first, that are loaded or brought up to DRAM to learn a speed."""
+
+    appraisal: Appraisal
+    wished_blocks: int
 
 
 class Appraiser:
@@ -163,15 +172,22 @@ class Appraiser:
         )
         return Appraisal(plan_load(match, costs), costs)
 
-    def wants_probe(self, decision: LoadDecision, now_s: float) -> bool:
-        """Whether a little should be read of what was decided to be too slow, for nobody.
+    def probe(self, match: Match, decision: LoadDecision, now_s: float) -> Probe | None:
+        """What to load and to read of a match that was decided not to pay; mostly nothing.
 
-        Now and then it must be, or a tier that recovers would never be seen to.
+        Now and then it must be tried, or a tier, a copy or an overhead that recovers would never
+        be seen to: each is learned from loads alone. Blocks below DRAM are only brought up to it,
+        for nobody, so that no request waits for a tier that may be stuck; the next probe finds
+        them there.
         """
-        if decision.reason is not Reason.RECOMPUTE_FASTER or now_s < self._probe_due_s:
-            return False
+        if decision.reason not in _MAY_RECOVER or now_s < self._probe_due_s:
+            return None
         self._probe_due_s = now_s + _PROBE_PERIOD_S
-        return True
+        head = match.tiers[:PROBE_BLOCKS]
+        blocks = next((i for i, tier in enumerate(head) if tier is not Tier.DRAM), len(head))
+        costs = decision.recompute_s
+        load = LoadDecision(0, blocks, len(match) - blocks, 0.0, costs, costs, 0.0, Reason.PROBE)
+        return Probe(Appraisal(load, None), wished_blocks=len(head) if blocks < len(head) else 0)
 
     def save_ratio(self) -> float:
         """Cost of saving a block over what its reuse spares; 0 before both were measured."""

@@ -15,6 +15,7 @@ IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
     from kvist.native.io_twin import open_pool, open_uring
+    from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
         chain_keys,
@@ -39,9 +40,10 @@ else:
         from kvist.native import twin as _chosen
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
-        from kvist.native._core import KeyTable, open_pool, open_uring
+        from kvist.native._core import KeyTable, SpanTable, open_pool, open_uring
     else:
         from kvist.native.io_twin import open_pool, open_uring
+        from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
@@ -55,6 +57,7 @@ __all__ = [
     "Direction",
     "KeyTable",
     "PageMap",
+    "SpanTable",
     "chain_keys",
     "checksum",
     "copy_checksum",

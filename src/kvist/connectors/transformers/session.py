@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from kvist.connectors.appraiser import PROBE_BLOCKS, Appraisal, Appraiser
+from kvist.connectors.appraiser import Appraisal, Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.identity import fingerprint, keyspace_for, weights_id, windows_text
 from kvist.connectors.transformers.blocks import Staging, cached_tokens, canonical_blocks
@@ -172,8 +172,11 @@ class TransformersKvist:
         match = self.store.match(keys)
         self.appraiser.read(self.store.read_totals())
         plan = self.appraiser.plan(match, prompt_tokens=prompt_tokens, computed_tokens=0)
-        if self.appraiser.wants_probe(plan.decision, time.monotonic()):
-            self.store.prefetch(keys[:PROBE_BLOCKS], deadline_s=self._deadline_s)
+        probe = self.appraiser.probe(match, plan.decision, time.monotonic())
+        if probe is not None:
+            if probe.wished_blocks:
+                self.store.prefetch(keys[: probe.wished_blocks], deadline_s=self._deadline_s)
+            plan = probe.appraisal
         found = min(plan.decision.load_blocks, self.store.room_blocks())
         if not found:
             return None
