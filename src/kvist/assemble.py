@@ -64,7 +64,6 @@ _POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "w-tinylfu": WTinyLfu,
 }
 _FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
-_SHORT_HEX = 16
 
 
 def open_store(
@@ -139,7 +138,7 @@ def node_stores(config: Config) -> OpenStore:
             config if parts == 1 else _part_of(config, parts),
             block_bytes=attach.block_bytes,
             fingerprint=attach.fingerprint,
-            shard="" if parts == 1 else f"k-{attach.fingerprint.hex()[:_SHORT_HEX]}",
+            shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
             on_event=on_event,
         )
 

@@ -77,8 +77,7 @@ def start_worker(store: NodeStore) -> None:
         file_actions=[(os.POSIX_SPAWN_DUP2, writer, 1)],
     )
     os.close(writer)
-    assert os.read(reader, 64).startswith(b"mapped")
-    os.close(reader)
+    assert os.read(reader, 64).startswith(b"mapped")  # `reader` stays open: it may write more
     print(f"worker {pid}", flush=True)
 
 

@@ -95,6 +95,10 @@ class NodeStore:
         self._answer_s, self._on_event, self._revive = answer_s, on_event, revive
         self._clock, self._random = clock, random
         self._closing = threading.Event()
+        self._totals_lock = threading.Lock()
+        self._totals_of: Attachment | None = None
+        self._before: dict[Tier, ReadTotals] = {}  # read by the nodes before this one
+        self._read: dict[Tier, ReadTotals] = {}
         self._attachments = 0
         self._attachment = self._attach_first()
         self._thread = threading.Thread(target=self._keep, name="kvist-node", daemon=True)
@@ -194,13 +198,19 @@ class NodeStore:
         return self._count(lambda n: m.Room(n, _short(tenant)))
 
     def read_totals(self) -> Mapping[Tier, ReadTotals]:
-        """What the node has read from each tier below DRAM since it opened the store."""
-        reply = self._attachment.call(lambda n: m.Totals(n))
-        if not isinstance(reply, m.TierTotals):
-            return {}
-        return {
-            m.TIERS[code % len(m.TIERS)]: ReadTotals(size, busy) for code, size, busy in reply.tiers
-        }
+        """What nodes have read from each tier below DRAM, as far as this client has seen them."""
+        at = self._attachment
+        reply = at.call(lambda n: m.Totals(n))
+        with self._totals_lock:
+            if isinstance(reply, m.TierTotals):
+                if at is not self._totals_of:  # a new node begins at nothing
+                    self._totals_of, self._before = at, self._read
+                self._read = {
+                    tier: _sum(self._before.get(tier), size_bytes, busy_s)
+                    for code, size_bytes, busy_s in reply.tiers
+                    for tier in [m.TIERS[code % len(m.TIERS)]]
+                }
+            return self._read
 
     # -- beside the contract ----------------------------------------------------------------
 
@@ -341,6 +351,11 @@ class NodeStore:
             known = isinstance(kind, type) and issubclass(kind, KvistError)
             raise (kind if known else StoreError)(reply.text)
         raise NodeAwayError("the node is away")
+
+
+def _sum(before: ReadTotals | None, size_bytes: int, busy_s: float) -> ReadTotals:
+    before = before or ReadTotals()
+    return ReadTotals(before.size_bytes + size_bytes, before.busy_s + busy_s)
 
 
 def _short(tenant: str) -> str:

@@ -44,7 +44,7 @@ class SchedulerSide:
     def __init__(
         self,
         store: BlockStore,
-        arena: ArenaLocator,
+        arena: Callable[[], ArenaLocator | None],
         facts: EngineFacts,
         feed: EventFeed,
         load: LoadKnobs,
@@ -53,7 +53,7 @@ class SchedulerSide:
         recorder: TraceRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._arena, self._facts = store, arena, facts
+        self._store, self._arena, self._facts = store, arena, facts  # asked in every step
         self._scopes = Scopes(facts.fingerprint)
         self._live: dict[str, Sequence] = {}
         self._ending: dict[str, Sequence] = {}  # over, but for their last saves
@@ -120,7 +120,7 @@ class SchedulerSide:
         for req_id in released:
             self._tell_end(self._ending.pop(req_id, None))
         return StepPlan(
-            arena=self._arena,
+            arena=self._arena(),
             loads=self._loads.orders(),
             saves=self._saves.orders(),
             fence=self._saves.lost_pages(),
