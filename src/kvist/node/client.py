@@ -42,7 +42,7 @@ from kvist.node.leases import NodeReadLease, NodeWriteLease
 from kvist.node.protocol import join_keys, split_keys
 from kvist.store.null import NullLease
 from kvist.store.stats import StoreStats
-from kvist.tiers.dram import ArenaLocator
+from kvist.tiers.dram import ArenaLocator, ArenaMap
 
 _log = logging.getLogger(__name__)
 ANSWER_S = 1.0
@@ -129,6 +129,10 @@ class NodeStore:
         return ArenaLocator(
             os.getpid(), arena.fd, arena.size_bytes, arena.slot_bytes, at.base, arena.life
         )
+
+    def arena(self) -> ArenaMap:
+        """This process's mapping of the arena; another one after each `attachments`."""
+        return self._attachment.arena
 
     # -- the contract -----------------------------------------------------------------------
 
