@@ -14,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from kvist.codec.keyring import read_keyring
+from kvist.codec.registry import CodecRegistry, open_codecs
 from kvist.config import Config, as_mapping, dram_bytes, knobs, ssd_bytes, ssd_folders
-from kvist.core.errors import ConfigError, NodeAwayError, TierBusyError, TierError
+from kvist.core.errors import ConfigError, LayoutError, NodeAwayError, TierBusyError, TierError
 from kvist.core.events import KvEvent
+from kvist.core.layout import BlockLayout
 from kvist.node import control
 from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach, OpenStore
@@ -71,7 +74,7 @@ def open_store(
     *,
     block_bytes: int,
     fingerprint: bytes,
-    layout: str = "",
+    layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
 ) -> TieredStore | NodeStore:
@@ -81,7 +84,7 @@ def open_store(
         config: the knobs.
         block_bytes: size of one canonical block.
         fingerprint: the keyspace's fingerprint (32 bytes).
-        layout: what a block looks like, in words; engines that share a node must agree on it.
+        layout: what a block looks like; engines that share a node must agree on it.
         shard: see `open_embedded_store`; the engines of a node share one store.
         on_event: gets every KV event.
 
@@ -96,6 +99,7 @@ def open_store(
             config,
             block_bytes=block_bytes,
             fingerprint=fingerprint,
+            layout=layout,
             shard=shard,
             on_event=on_event,
         )
@@ -115,7 +119,7 @@ def open_store(
         )
     return NodeStore(
         place.socket,
-        Attach(fingerprint, layout, block_bytes),
+        Attach(fingerprint, msgspec.json.encode(layout).decode() if layout else "", block_bytes),
         name=Path(sys.argv[0]).name,
         answer_s=config.node.answer_s,
         on_event=on_event,
@@ -138,11 +142,29 @@ def node_stores(config: Config) -> OpenStore:
             config if parts == 1 else _part_of(config, parts),
             block_bytes=attach.block_bytes,
             fingerprint=attach.fingerprint,
+            layout=_layout_of(attach),
             shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
             on_event=on_event,
         )
 
     return open_part
+
+
+def _layout_of(attach: Attach) -> BlockLayout | None:
+    """What an engine says of its blocks, if it says anything.
+
+    Raises:
+        LayoutError: it is no layout, or one of blocks of another size.
+    """
+    if not attach.layout:
+        return None
+    try:
+        layout = msgspec.json.decode(attach.layout, type=BlockLayout)
+    except msgspec.MsgspecError as error:
+        raise LayoutError(f"no layout: {error}") from error
+    if layout.block_bytes != attach.block_bytes:
+        raise LayoutError(f"{layout} is not one of blocks of {attach.block_bytes} bytes")
+    return layout
 
 
 def _part_of(config: Config, parts: int) -> Config:
@@ -175,6 +197,7 @@ def open_embedded_store(
     *,
     block_bytes: int,
     fingerprint: bytes,
+    layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
 ) -> TieredStore:
@@ -184,11 +207,13 @@ def open_embedded_store(
         config: the knobs.
         block_bytes: size of one canonical block.
         fingerprint: the keyspace's fingerprint (32 bytes), written into every frame.
+        layout: what a block looks like; codecs other than `raw` and `aead` need it.
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
 
     Raises:
-        ConfigError: the DRAM tier holds no block, or the insert filter does not fit the order.
+        ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
+            codec cannot be had: no such one, not for this layout, without keys or its package.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
@@ -202,7 +227,9 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
+    lower: LowerTier | None = None
+    if config.store.ssd.enabled:
+        lower = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -256,7 +283,25 @@ def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int)
     return AdmitAll()
 
 
-def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
+def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
+    """What the SSD tier writes and reads. Says so, once, if answers may change.
+
+    Raises:
+        ConfigError: the codec cannot be had.
+    """
+    ssd = config.store.ssd
+    keyring = read_keyring(ssd.keys) if ssd.keys else None
+    codecs = open_codecs(ssd.codec, layout, keyring)
+    if codecs.writer is not None and not codecs.writer.exact:
+        _log.warning(
+            "store.ssd.codec=%s is LOSSY: blocks that come back from disk are not quite what was "
+            "computed, so answers may change; raw and lossless never change them",
+            ssd.codec,
+        )
+    return codecs
+
+
+def _open_ssd(config: Config, fingerprint: bytes, shard: str, codecs: CodecRegistry) -> LowerTier:
     """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
 
     Raises:
@@ -265,13 +310,13 @@ def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
     """
     folders = ssd_folders(config)
     if len(folders) == 1:
-        return _open_folder(config, folders[0], fingerprint, shard)
+        return _open_folder(config, folders[0], fingerprint, shard, codecs)
     members: list[tuple[str, SsdTier, float]] = []
     failure: TierError | None = None
     with ExitStack() as undo:
         for folder in folders:
             try:
-                tier = _open_folder(config, folder, fingerprint, shard)
+                tier = _open_folder(config, folder, fingerprint, shard, codecs)
             except TierBusyError:
                 raise
             except TierError as error:
@@ -286,7 +331,9 @@ def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
     return StripedTier(members)
 
 
-def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -> SsdTier:
+def _open_folder(
+    config: Config, folder: Path, fingerprint: bytes, shard: str, codecs: CodecRegistry
+) -> SsdTier:
     ssd = config.store.ssd
     return SsdTier.open(
         folder / shard if shard else folder,
@@ -297,4 +344,5 @@ def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -
         mode=IoMode(ssd.io),
         engine=EngineKind(ssd.engine),
         depth=ssd.depth,
+        codecs=codecs,
     )

@@ -20,7 +20,6 @@ from kvist.testing.store_suite import RAW_BYTES
 START_S = 30.0
 SLOTS = 8
 PAGE_BYTES = 4096
-LAYOUT = "a test's block"
 
 
 def clean_env(**more: str) -> dict[str, str]:
@@ -158,7 +157,7 @@ class EngineProcess:
             self.process.stdout.close()
 
 
-def attach(n: int, *, block_bytes: int = RAW_BYTES, layout: str = LAYOUT) -> Attach:
+def attach(n: int, *, block_bytes: int = RAW_BYTES, layout: str = "") -> Attach:
     """Keyspace number n."""
     return Attach(n.to_bytes(32, "big"), layout, block_bytes)
 

@@ -107,12 +107,7 @@ def auto_store(folder: Path) -> NodeStore:
     sets += [f"store.ssd.path={folder / 'ssd'}", *SSD]
     config = load_config(env={}, sets=sets).config
     wanted = attach(1)
-    store = open_store(
-        config,
-        block_bytes=wanted.block_bytes,
-        fingerprint=wanted.fingerprint,
-        layout=wanted.layout,
-    )
+    store = open_store(config, block_bytes=wanted.block_bytes, fingerprint=wanted.fingerprint)
     assert isinstance(store, NodeStore)
     return store
 

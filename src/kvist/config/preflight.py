@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvist.codec.aead import Sealer
+from kvist.codec.chain import parse_chain
+from kvist.codec.keyring import read_keyring
 from kvist.config.schema import GIB, MIB, Config
 from kvist.config.size import format_size
+from kvist.core.errors import ConfigError
 
 MIN_DRAM_BYTES = 16 * MIB
 MIN_SSD_BYTES = 64 * MIB
@@ -107,6 +111,7 @@ def preflight(
     if config.store.ssd.enabled:
         for folder in ssd_folders(config):
             found += _folder_problems(folder) or _ssd_problems(config, folder)
+        found += _codec_problems(config)
     return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
 
 
@@ -152,6 +157,18 @@ def _ssd_problems(config: Config, folder: Path) -> list[Problem]:
                 'lower it, or use "auto"',
             )
         ]
+    return []
+
+
+def _codec_problems(config: Config) -> list[Problem]:
+    """What is wrong with codec and keys as far as can be told without a model."""
+    ssd = config.store.ssd
+    try:
+        sealed = parse_chain(ssd.codec).sealed
+        if sealed or ssd.keys:
+            Sealer(read_keyring(ssd.keys))
+    except ConfigError as error:
+        return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]
     return []
 
 

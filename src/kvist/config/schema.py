@@ -148,6 +148,27 @@ class SsdConfig(_Section, frozen=True):
             "refused lives in DRAM only."
         ),
     ] = "all"
+    codec: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="How blocks are encoded on disk. `raw`: as they are. `lossless`: about a "
+            "third smaller, every bit comes back. `int8`, `fp8`, `int4`: two to three times "
+            "smaller, but not what was computed: answers may change. `+aead` behind any of them "
+            "(or `aead` alone) seals blocks with `store.ssd.keys`. What an earlier setting wrote "
+            "is still read; lossy blocks only while this setting is lossy.",
+        ),
+    ] = "raw"
+    keys: Annotated[
+        str,
+        Meta(
+            description="Where `aead` takes its keys from: a file that others cannot read, or "
+            "`env:NAME` for an environment variable. A line for each key: an id, a space, 64 "
+            "hexadecimal digits. The first seals, all open. A block whose key is not there is a "
+            "miss."
+        ),
+    ] = ""
 
 
 class BreakerConfig(_Section, frozen=True):

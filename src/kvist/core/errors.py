@@ -36,6 +36,7 @@ class ConfigError(KvistError, ValueError):
     """
 
     def __init__(self, message: str, *, path: str = "", origin: str = "", remedy: str = "") -> None:
+        self.message = message
         self.path = path
         self.origin = origin
         self.remedy = remedy

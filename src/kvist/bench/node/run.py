@@ -160,7 +160,7 @@ def measure(settings: Settings, tell: Callable[[str], None], *, seed: int = 1) -
         tempfile.TemporaryDirectory() as folder,
         Blocks(count=settings.blocks, block_bytes=settings.block_bytes, seed=seed) as blocks,
         node_process(Path(folder), size) as (pid, path),
-        NodeStore(path, Attach(bytes(32), "2 MiB", settings.block_bytes)) as store,
+        NodeStore(path, Attach(bytes(32), "", settings.block_bytes)) as store,
     ):
         memcpy = Memcpy(blocks, threads=settings.threads)
         node = NodeMemory(store, blocks, settings)

@@ -71,7 +71,7 @@ class KvistConnector(KVConnectorBase_V1):
                 self._config,
                 block_bytes=self._facts.layout.block_bytes,
                 fingerprint=self._facts.fingerprint,
-                layout=repr(self._facts.layout),
+                layout=self._facts.layout,
                 shard=roles.data_parallel_shard(vllm_config),
                 on_event=self._feed.store_event,
             )
