@@ -59,17 +59,22 @@ def test_many_commits_are_one_question(node: NodeProcess) -> None:
 
 def test_engines_hear_of_what_others_store_and_what_goes(folder: Path) -> None:
     heard: list[KvEvent] = []
+    path = folder / "n.sock"
     with (
-        serving(folder / "n.sock"),
-        NodeStore(folder / "n.sock", attach(1)) as a,
-        NodeStore(folder / "n.sock", attach(1), on_event=heard.append),
+        serving(path),
+        NodeStore(path, attach(1)) as a,
+        NodeStore(path, attach(1), on_event=heard.append),
     ):
-        assert all(put(a, range(2)))
-        assert a.evict([key(1)]) == 1
+        assert all(put(a, range(3)))
+        assert a.evict([key(1), key(2)]) == 2
         a.clear()
         eventually(lambda: Cleared() in heard)
-    assert Stored((key(1),), key(0), Tier.DRAM) in heard
-    assert Removed((key(1),), Tier.DRAM) in heard
+    stored = [e for e in heard if isinstance(e, Stored)]
+    assert [k for e in stored for k in e.keys] == [key(n) for n in range(3)]
+    assert [e.parent for e in stored] == [None, *(e.keys[-1] for e in stored[:-1])]
+    removed = [k for e in heard if isinstance(e, Removed) for k in e.keys]
+    assert removed[:2] == [key(1), key(2)]
+    assert {e.tier for e in heard if not isinstance(e, Cleared)} == {Tier.DRAM}
 
 
 def test_numbers_of_a_node_are_those_of_its_store(node: NodeProcess) -> None:

@@ -133,8 +133,7 @@ class Attachment:
                     try:
                         view = view[self._link.send(view, socket.MSG_DONTWAIT) :]
                     except BlockingIOError:
-                        left = until - time.monotonic()
-                        if left <= 0 or not select.select([], [self._link], [], left)[1]:
+                        if not _writable(self._link, until - time.monotonic()):
                             raise TimeoutError("the node takes nothing") from None
             except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
                 if self.alive:
@@ -230,6 +229,15 @@ class Attachment:
                 return
             self._let_go = True
         self.arena.close()  # and the life pipe with it
+
+
+def _writable(link: socket.socket, timeout_s: float) -> bool:
+    """Whether the socket takes bytes, or is broken, within the time."""
+    if timeout_s <= 0:
+        return False
+    poll = select.poll()  # `select` cannot watch descriptors above 1023
+    poll.register(link, select.POLLOUT)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def attach(

@@ -247,7 +247,10 @@ class NodeStore:
         reply = self._attachment.call(lambda n: m.Stats(n), timeout_s=self._answer_s)
         if not isinstance(reply, m.Shown):
             return None
-        return msgspec.json.decode(reply.text, type=StoreStats)
+        try:
+            return msgspec.json.decode(reply.text, type=StoreStats)
+        except msgspec.MsgspecError:  # of an older node: it counts less
+            return None
 
     def close(self, deadline_s: float = _CLOSE_S) -> None:
         """Leaves the node, which keeps the blocks. Idempotent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvist.core.errors import KvistError
@@ -83,9 +83,9 @@ class Keyspace:
         for session in list(self.sessions):
             if session.waits():
                 session.settle()
-        while self.events:
-            event = self.events.popleft()
-            for message in _event_messages(event) if self.listeners else ():
+        events = [self.events.popleft() for _ in range(len(self.events))]
+        for event in _merged(events) if self.listeners else ():
+            for message in _event_messages(event):
                 for session in list(self.listeners):
                     session.send(message)
 
@@ -196,6 +196,25 @@ def _disagreement(held: Attach, wanted: Attach) -> str:
         f"keyspace {_short(held)} is open with blocks of {held.block_bytes} bytes ({held.layout}), "
         f"this engine's have {wanted.block_bytes} ({wanted.layout})"
     )
+
+
+def _merged(events: Sequence[KvEvent]) -> Iterator[KvEvent]:
+    """Events of neighbouring blocks as one: a request's blocks come and go one by one."""
+    last: KvEvent | None = None
+    for event in events:
+        joined: KvEvent | None = None
+        if last is None or isinstance(last, Cleared) or len(last.keys) >= _MOST_EVENT_KEYS:
+            pass
+        elif isinstance(last, Stored) and isinstance(event, Stored):
+            if (event.tier, event.parent) == (last.tier, last.keys[-1]):
+                joined = Stored(last.keys + event.keys, last.parent, last.tier)
+        elif isinstance(last, Removed) and isinstance(event, Removed) and event.tier is last.tier:
+            joined = Removed(last.keys + event.keys, last.tier)
+        if joined is None and last is not None:
+            yield last
+        last = joined or event
+    if last is not None:
+        yield last
 
 
 def _event_messages(event: KvEvent) -> Iterator[m.Events]:

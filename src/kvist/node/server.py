@@ -73,6 +73,7 @@ class NodeServer:
         self.keyspaces = make_keyspaces(self._work, self.poke)
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}  # by socket
+        self._unsent: set[Peer] = set()
         self._lives: dict[int, tuple[Keyspace, Peer]] = {}  # by the pipe's reading end
         self._last_session = 0
         self._accepting = True
@@ -103,6 +104,7 @@ class NodeServer:
                     self._event(fd, mask)
                 self._work.deliver()
                 self.keyspaces.settle()
+                self._flush_all()
                 if (now := self._clock()) >= next_tick:
                     next_tick = now + _TICK_S
                     self._tick(now)
@@ -282,10 +284,7 @@ class NodeServer:
         if peer.stage is Stage.GONE:
             return
         peer.stage, peer.leave_at = Stage.LEAVING, self._clock() + FIRST_S
-        if not peer.out:
-            self._drop(peer)
-        else:
-            self._watch(peer)
+        self._unsent.add(peer)
 
     def _send(self, peer: Peer, message: m.Reply) -> None:
         if peer.stage is Stage.GONE:
@@ -294,7 +293,14 @@ class NodeServer:
             _log.warning("client %s does not read its answers; it is cut off", peer.name)
             self._drop(peer)
             return
-        self._flush(peer)
+        self._unsent.add(peer)
+
+    def _flush_all(self) -> None:
+        """Sends what the events of this turn brought: several answers in one call."""
+        unsent, self._unsent = self._unsent, set()
+        for peer in unsent:
+            if peer.stage is not Stage.GONE:
+                self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
         if not peer.flush() or (peer.stage is Stage.LEAVING and not peer.out):
@@ -345,6 +351,8 @@ class NodeServer:
         for peer in list(self._peers.values()):
             if peer.stage is Stage.OPEN:
                 self._send(peer, m.Goodbye(self._stop or "the node ends"))
+        self._flush_all()
+        for peer in list(self._peers.values()):
             self._drop(peer)
         for life in self._lives:  # their leases stay: nothing is granted any more
             os.close(life)
