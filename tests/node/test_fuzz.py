@@ -15,6 +15,7 @@ import msgspec
 from conversation import FIRSTS, REQUESTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from node_process import NodeProcess, eventually
 from node_thread import Raw
 
@@ -36,6 +37,7 @@ _POOL: list[Any] = [
     *(0.0, -0.5, 1e308, float("nan"), float("inf"), 1e-300, 86400.0),
     *(b"", b"\0" * 31, key(0), key(1) + key(1), bytes(32) * 40, key(3) * 70000),
     *("", "x", "x" * 300, "\u0000", None, True, [], [0], [0, 0], [2**32], [[]], {}),
+    *([7], [0, 1], [2, 1, 0], [None], [None, None], [None, -1], [5, 2**64 - 1]),
 ]
 
 
@@ -80,6 +82,15 @@ class Line:
         assert self.session.leases <= MOST_LEASES
         assert self.session._items <= MOST_ITEMS
         return True
+
+
+def meant(chance: random.Random, session: Session, message: m.Request) -> m.Request:
+    """The message, about a lease that there is: else most would be refused at once."""
+    held = [*session._reads, *session._writes]
+    if isinstance(message, m.Commit | m.Release) and held and chance.random() < 0.8:
+        wanted = list(session._writes) if isinstance(message, m.Commit) else held
+        return structs.replace(message, lease=chance.choice(wanted or held))
+    return message
 
 
 def mutated(chance: random.Random, message: m.Message) -> bytes:
@@ -127,8 +138,8 @@ def test_almost_messages_leave_no_lease_and_a_sound_store(seed: int) -> None:
             line = Line(store)
             alive = True
             while alive and left > 0:
-                message = chance.choice(REQUESTS)
-                if chance.random() < 0.3:
+                message = meant(chance, line.session, chance.choice(REQUESTS))
+                if chance.random() < 0.7:
                     data = encode(message)
                 else:
                     left -= 1
