@@ -13,18 +13,16 @@ from kvist.config.preflight import (
     ssd_folder,
     ssd_folders,
 )
-from kvist.config.schema import (
+from kvist.config.schema import Config, ConnectorConfig, EventsConfig, NodeConfig
+from kvist.config.shown import without_password
+from kvist.config.size import format_size, parse_size
+from kvist.config.store_schema import (
     BreakerConfig,
-    Config,
-    ConnectorConfig,
     DramConfig,
-    EventsConfig,
     RemoteConfig,
     SsdConfig,
     StoreConfig,
 )
-from kvist.config.shown import without_password
-from kvist.config.size import format_size, parse_size
 
 __all__ = [
     "BreakerConfig",
@@ -35,6 +33,7 @@ __all__ = [
     "Knob",
     "LoadedConfig",
     "Machine",
+    "NodeConfig",
     "Problem",
     "RemoteConfig",
     "SsdConfig",

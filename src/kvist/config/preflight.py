@@ -14,8 +14,9 @@ from kvist.codec.aead import Sealer
 from kvist.codec.cachegen.table import read_table
 from kvist.codec.chain import TABLED, parse_chain
 from kvist.codec.keyring import read_keyring
-from kvist.config.schema import GIB, MIB, Config
+from kvist.config.schema import Config
 from kvist.config.size import format_size
+from kvist.config.store_schema import GIB, MIB
 from kvist.core.errors import ConfigError, TierError
 
 MIN_DRAM_BYTES = 16 * MIB

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvist.assemble import open_embedded_store
+from kvist.assemble import open_store
 from kvist.config import Config, load_config
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
@@ -71,7 +71,7 @@ class KvistConnector(KVConnectorBase_V1):
             _recompute_failed_loads(vllm_config.kv_transfer_config)
             self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
             self._departures = Departures()
-            self._store = open_embedded_store(
+            self._store = open_store(
                 self._config,
                 block_bytes=self._facts.layout.block_bytes,
                 fingerprint=self._facts.fingerprint,
@@ -93,7 +93,7 @@ class KvistConnector(KVConnectorBase_V1):
         knobs = self._config.connector
         return SchedulerSide(
             self._store,
-            self._store.arena.locator(),
+            roles.arena_of(self._store),
             self._facts,
             self._feed,
             LoadKnobs(
