@@ -66,3 +66,45 @@ class ValueOrder:
     def remembered_blocks(self) -> int: ...
     @property
     def shadow_turns(self) -> int: ...
+
+def cachegen_variants() -> int: ...
+
+class RowCoder:
+    def __init__(self, frequencies: Buffer, row_class: Buffer, row_shift: Buffer) -> None: ...
+    def encode_rows(self, values: Buffer) -> tuple[bytes, bytes]: ...
+    def decode_rows(self, stream: Buffer, escapes: Buffer, tokens: int) -> bytes: ...
+
+class CachegenPlan:
+    def __init__(
+        self,
+        frequencies: Buffer,
+        row_class: Buffer,
+        row_shift: Buffer,
+        *,
+        dim: int,
+        dtype: str,
+        analysis: Buffer,
+        basis: Buffer,
+        scale: Buffer,
+        mean: Buffer,
+        inverse_spread: Buffer,
+        turned: Buffer,
+        pairs: int,
+        limit: float,
+    ) -> None: ...
+    def encode_rows(self, values: Buffer) -> tuple[bytes, bytes]: ...
+    def decode_rows(self, stream: Buffer, escapes: Buffer, tokens: int) -> bytes: ...
+    def encode(
+        self, block: Buffer, cosine: Buffer, sine: Buffer, *, variant: int = 99
+    ) -> tuple[bytes, bytes, bytes]: ...
+    def decode(
+        self,
+        stream: Buffer,
+        escapes: Buffer,
+        left_out: Buffer,
+        out: Buffer,
+        cosine: Buffer,
+        sine: Buffer,
+        *,
+        variant: int = 99,
+    ) -> None: ...
