@@ -135,6 +135,12 @@ def test_aead_blocks_are_read_with_their_key_only(tmp_path: Path) -> None:
     assert read(config_for(folder, "raw")) == {}
 
 
+def test_what_is_not_sealed_is_a_miss_once_aead_is_asked_for(tmp_path: Path) -> None:
+    for n, codec in enumerate(["raw", "lossless", "aead"]):
+        write(config_for(tmp_path / "cache", codec), range(n, n + 1))
+    assert list(read(config_for(tmp_path / "cache", "lossless+aead"))) == [2]
+
+
 def test_aead_keys_are_those_of_the_tenant_who_wrote(tmp_path: Path) -> None:
     """Equal tenants have equal tags, in front of the nonce; the name itself is nowhere."""
     tags = []
