@@ -185,6 +185,8 @@ def test_too_much_deviation_gives_the_answer_of_a_whole_pass_and_keeps_it(
         generate(kv, passage, new=1)
     assert generate(kv, PERMUTED) == plain(model, PERMUTED)
     assert kv.last.blend.outcome is BlendOutcome.DEVIATES
+    counts = {BlendOutcome.NOTHING_FOUND: len(PASSAGES), BlendOutcome.DEVIATES: 1}
+    assert kv.blend_outcomes == counts
     assert kv.last.blend.blended_tokens == 0
     assert kv.last.computed_tokens == len(PERMUTED)
     assert kv.last.saved_blocks == (len(PERMUTED) + NEW - 1) // BLOCK
