@@ -44,3 +44,4 @@ def test_the_table_names_naive_concatenation_and_the_prefix() -> None:
     assert "| nothing (naive) | 0.3000 | 0%" in text
     assert "| 15% | 0.1000 | 67%" in text
     assert "80% of them cached" in text
+    assert "prefix alone finds 10% of them" in text

@@ -38,6 +38,7 @@ class Curve(msgspec.Struct, frozen=True):
     prompts: int
     tokens: float
     cached_tokens: float
+    prefix_tokens: float  # what reuse of a prefix alone would find: the introduction
     rows: list[RatioRow]
     falls_last: bool
     falls_question: bool
@@ -70,6 +71,7 @@ def curve(rows: Sequence[PromptRow]) -> Curve:
         prompts=len(rows),
         tokens=fmean(row.tokens for row in rows),
         cached_tokens=fmean(row.cached_tokens for row in rows),
+        prefix_tokens=fmean(r.tokens - r.cached_tokens - r.question_tokens for r in rows),
         rows=out,
         falls_last=_falls([r.kl_last for r in out]),
         falls_question=_falls([r.kl_question for r in out]),
@@ -91,11 +93,10 @@ def table(found: Curve) -> str:
             f"({row.removed_question_low:.0%} to {row.removed_question_high:.0%}) "
             f"| {row.agree_ratio:.0%} | {row.time_ratio:.2f} |"
         )
-    share = found.cached_tokens / found.tokens
     lines.append(
-        f"\n{found.prompts} prompts of {found.tokens:.0f} tokens on average, {share:.0%} of them "
-        f"cached. Without blend a matched prefix is all that is reused: KL 0, and the other "
-        f"{share:.0%} are computed."
+        f"\n{found.prompts} prompts of {found.tokens:.0f} tokens on average, "
+        f"{found.cached_tokens / found.tokens:.0%} of them cached. Reuse of a prefix alone finds "
+        f"{found.prefix_tokens / found.tokens:.0%} of them, has a KL of 0, and computes the rest."
     )
     return "\n".join(lines)
 
