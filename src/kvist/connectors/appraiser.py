@@ -13,7 +13,7 @@ Pure but for what it has learned: no clock, no I/O, one owner.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -132,6 +132,22 @@ class Appraiser:
         return times.a_s + sum(
             times.prefill_s(new, old) - times.a_s for new, old in requests if new
         )
+
+    @property
+    def prefill(self) -> PrefillCoefficients | None:
+        """What is believed of prefill times; `None` as long as no pass was seen."""
+        return self._prefill.coefficients if self.settled else None
+
+    def load_s(self, tiers: Sequence[Tier]) -> float:
+        """Predicted seconds to bring a block from each of `tiers` to the engine, and copy it."""
+        copy = self._paths.speed(Tier.DRAM.value)
+        counts = Counter(tiers)
+        paths_s = (
+            self._speed(tier, copy).transfer_s(count * self._block_bytes)
+            for tier, count in counts.items()
+        )
+        overhead_s = self.overhead.per_load_s + len(tiers) * self.overhead.per_block_s
+        return sum(paths_s) + (overhead_s if tiers else 0.0)
 
     def bytes_per_s(self, tier: Tier) -> float | None:
         """Measured bandwidth of a tier; `None` before it was used."""

@@ -37,6 +37,55 @@ class Rope:
         return 2 * len(self.inverse_frequencies)
 
 
+class Relocation:
+    """Rows that move together: their angles are worked out once for all layers with one `Rope`.
+
+    Args:
+        from_positions: `[n]` int64, where the rows were computed.
+        to_positions: `[n]` int64, where they shall stand.
+    """
+
+    def __init__(self, from_positions: Tensor, to_positions: Tensor) -> None:
+        self._from = from_positions
+        self._to = to_positions
+        self._turns: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def apply(self, keys: Tensor, rope: Rope | None) -> Tensor:
+        """As `relocate`, for a layer's keys `[..., n, head_dim]`."""
+        import torch
+
+        if rope is None:
+            return keys
+        if rope not in self._turns:
+            self._turns[rope] = self._angles(rope)
+        cos, sin = self._turns[rope]  # [n, rotary_dim / 2]
+        moved = keys.to(torch.float32, copy=True)
+        if rope.style is RopeStyle.HALVES:
+            half = rope.rotary_dim // 2
+            first, second = slice(0, half), slice(half, rope.rotary_dim)
+        else:
+            first, second = slice(0, rope.rotary_dim, 2), slice(1, rope.rotary_dim, 2)
+        a, b = moved[..., first].clone(), moved[..., second].clone()
+        moved[..., first] = a * cos - b * sin
+        moved[..., second] = b * cos + a * sin
+        return moved.to(keys.dtype)
+
+    def _angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """cos and sin in float32, of angles that are rounded as the model's are.
+
+        A model rounds position × frequency to float32, by 1e-4 rad at 4,000 tokens.
+        """
+        import torch
+
+        frequencies = torch.tensor(
+            rope.inverse_frequencies, dtype=torch.float32, device=self._to.device
+        )
+        there = (self._to.to(torch.float32)[:, None] * frequencies).double()
+        here = (self._from.to(torch.float32)[:, None] * frequencies).double()
+        angle = there - here
+        return angle.cos().float(), angle.sin().float()
+
+
 def relocate(
     keys: Tensor, from_positions: Tensor, to_positions: Tensor, rope: Rope | None
 ) -> Tensor:
@@ -53,26 +102,6 @@ def relocate(
     Returns:
         A new tensor of the shape and dtype of `keys`, turned in float32.
 
-    Source: Su et al., "RoFormer" (2021), §3.4.2: R(p) R(q) = R(p + q). Angles are rounded to
-    float32 at both ends as models do, so that their rounding is moved as well.
+    Source: Su et al., "RoFormer" (2021), §3.4.2: R(p) R(q) = R(p + q).
     """
-    import torch
-
-    if rope is None:
-        return keys
-    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=keys.device)
-    # The model rounds position × frequency to float32: 1e-4 rad at 4,000 tokens.
-    there = (to_positions.to(torch.float32)[:, None] * frequencies).double()
-    here = (from_positions.to(torch.float32)[:, None] * frequencies).double()
-    angle = there - here
-    cos, sin = angle.cos().float(), angle.sin().float()  # [n, rotary_dim / 2]
-    moved = keys.to(torch.float32, copy=True)
-    if rope.style is RopeStyle.HALVES:
-        half = rope.rotary_dim // 2
-        first, second = slice(0, half), slice(half, rope.rotary_dim)
-    else:
-        first, second = slice(0, rope.rotary_dim, 2), slice(1, rope.rotary_dim, 2)
-    a, b = moved[..., first].clone(), moved[..., second].clone()
-    moved[..., first] = a * cos - b * sin
-    moved[..., second] = b * cos + a * sin
-    return moved.to(keys.dtype)
+    return Relocation(from_positions, to_positions).apply(keys, rope)

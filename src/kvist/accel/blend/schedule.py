@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 CHECK_LAYER = 1  # the first whose KV depends on what stands before the token
-SPREAD_RATIO = 0.7  # how far the first kept share lies above the mean, and the last below
+SPREAD_RATIO = 0.5  # how far the first kept share lies above the mean, and the last below
 
 
 @dataclass(frozen=True, slots=True)
