@@ -10,7 +10,6 @@ from kvist.accel.blend.cutting import Cutter
 from kvist.accel.blend.spans import FoundSpan, SpanIndex
 from kvist.native import chain_keys, digest
 
-BLOCK = 4
 CUTTER = Cutter(4, 5)  # certain from 8 tokens on
 PASSAGES = [np.random.default_rng(n).integers(0, 1000, 12 + n).tolist() for n in range(9)]
 
@@ -24,27 +23,27 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=8).map(lambda parts: [t for part in parts for t in part])
 
 
-def keys_of(tokens: list[int], scope: bytes) -> list[bytes]:
-    return chain_keys(digest(scope), tokens, BLOCK)
+BLOCKS = st.sampled_from([3, 4, 16])  # shorter than a window, as long, longer
 
 
 class Model:
     """Stored sequences as they are; what is cached of them, and what a prompt shares with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
         self.texts: list[tuple[bytes, list[int], list[bytes]]] = []
         self.gone: set[bytes] = set()
 
     def add(self, scope: bytes, tokens: list[int]) -> list[bytes]:
-        keys = keys_of(tokens, scope)
-        self.texts.append((scope, tokens[: len(keys) * BLOCK], keys))
+        keys = chain_keys(digest(scope), tokens, self.block_tokens)
+        self.texts.append((scope, tokens[: len(keys) * self.block_tokens], keys))
         self.gone -= set(keys)
         return keys
 
     def rows(self, scope: bytes, span: FoundSpan) -> list[int]:
         """The tokens that a span claims to be stored where it says; fails where they are not."""
         for where, tokens, keys in self.texts:
-            first = span.source_start // BLOCK
+            first = span.source_start // self.block_tokens
             if where == scope and tuple(keys[first : first + len(span.keys)]) == span.keys:
                 assert not set(span.keys) & self.gone, "a forgotten block is given"
                 return tokens[span.source_start : span.source_start + span.tokens]
@@ -56,7 +55,7 @@ class Model:
         for where, tokens, keys in self.texts:
             if where != scope:
                 continue
-            alive = [keys[i // BLOCK] not in self.gone for i in range(len(tokens))]
+            alive = [keys[i // self.block_tokens] not in self.gone for i in range(len(tokens))]
             for shift in range(-len(prompt), len(tokens)):
                 run = 0
                 for at in range(len(prompt) + 1):
@@ -82,15 +81,20 @@ class Model:
     forgotten=st.sets(st.integers(0, 200), max_size=10),
     prompt=TEXTS,
     skip=st.integers(0, 10),
+    block=BLOCKS,
 )
 def test_found_spans_are_exactly_what_is_shared(
-    stored: list[tuple[bytes, list[int]]], forgotten: set[int], prompt: list[int], skip: int
+    stored: list[tuple[bytes, list[int]]],
+    forgotten: set[int],
+    prompt: list[int],
+    skip: int,
+    block: int,
 ) -> None:
     spans = SpanIndex(cutter=CUTTER, owners=10_000, secret=b"s")
-    model, keys = Model(), []
+    model, keys = Model(block), []
     for scope, tokens in stored:
         held = model.add(scope, tokens)
-        spans.store(held, tokens, BLOCK, scope=scope)
+        spans.store(held, tokens, block, scope=scope)
         keys += held
     gone = {keys[n] for n in forgotten if n < len(keys)}
     model.gone = gone
@@ -107,13 +111,17 @@ def test_found_spans_are_exactly_what_is_shared(
 
 
 @settings(max_examples=150)
-@given(order=st.permutations(range(9)), extra=st.lists(st.integers(0, 1000), max_size=7))
+@given(
+    order=st.permutations(range(9)),
+    extra=st.lists(st.integers(0, 1000), max_size=7),
+    block=BLOCKS,
+)
 def test_permuted_passages_are_found_wherever_they_stand(
-    order: list[int], extra: list[int]
+    order: list[int], extra: list[int], block: int
 ) -> None:
     spans = SpanIndex(cutter=CUTTER, secret=b"s")
     stored = [token for passage in PASSAGES for token in passage]
-    spans.store(keys_of(stored, b"a"), stored, BLOCK, scope=b"a")
+    spans.store(Model(block).add(b"a", stored), stored, block, scope=b"a")
     prompt, places = [], []
     for n in order:
         prompt += extra
@@ -121,7 +129,7 @@ def test_permuted_passages_are_found_wherever_they_stand(
         prompt += PASSAGES[n]
     found = spans.find(prompt, scope=b"a")
     covered = {at for s in found for at in range(s.start, s.stop)}
-    cached = len(stored) // BLOCK * BLOCK
+    cached = len(stored) // block * block
     for n, (start, stop) in zip(order, places, strict=True):
         begin = sum(map(len, PASSAGES[:n]))
         stop = min(stop, start + cached - begin)  # the last block is not whole
@@ -133,17 +141,18 @@ def test_permuted_passages_are_found_wherever_they_stand(
     steps=st.lists(
         st.tuples(st.sampled_from(["store", "forget", "find"]), TEXTS, st.integers(0, 30)),
         max_size=25,
-    )
+    ),
+    block=BLOCKS,
 )
 def test_the_cap_is_respected_and_no_answer_is_wrong_whatever_happens(
-    steps: list[tuple[str, list[int], int]],
+    steps: list[tuple[str, list[int], int]], block: int
 ) -> None:
-    spans = SpanIndex(cutter=CUTTER, most_tokens=20 * BLOCK, owners=2, secret=b"s")
-    model, alive = Model(), set()
+    spans = SpanIndex(cutter=CUTTER, most_tokens=20 * block, owners=2, secret=b"s")
+    model, alive = Model(block), set()
     for what, tokens, n in steps:
         if what == "store":
             keys = model.add(b"a", tokens)
-            spans.store(keys, tokens, BLOCK, scope=b"a")
+            spans.store(keys, tokens, block, scope=b"a")
             alive |= set(keys)
         elif what == "forget" and alive:
             key = sorted(alive)[n % len(alive)]
@@ -153,6 +162,6 @@ def test_the_cap_is_respected_and_no_answer_is_wrong_whatever_happens(
         for span in spans.find(tokens, scope=b"a"):
             assert model.rows(b"a", span) == tokens[span.start : span.stop]
         stats = spans.stats()
-        assert stats.tokens <= 20 * BLOCK
+        assert stats.tokens <= 20 * block
         if not stats.blocks:
             assert stats.marks == 0

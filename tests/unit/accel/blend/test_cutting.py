@@ -88,9 +88,9 @@ def test_another_seed_marks_other_places_with_other_fingerprints() -> None:
 
 
 def test_short_sequences_have_a_mark_if_they_have_a_window() -> None:
-    assert len(Cutter(16, 17)(arr(list(range(15))), 1)) == 0
-    assert Cutter(16, 17)(arr(list(range(16))), 1).ends.tolist() == [15]
-    assert len(Cutter(16, 17)(arr([]), 1)) == 0
+    assert len(Cutter(16, 33)(arr(list(range(15))), 1)) == 0
+    assert Cutter(16, 33)(arr(list(range(16))), 1).ends.tolist() == [15]
+    assert len(Cutter(16, 33)(arr([]), 1)) == 0
 
 
 def test_a_cutter_without_a_window_or_a_distance_is_refused() -> None:
@@ -102,9 +102,11 @@ def test_a_cutter_without_a_window_or_a_distance_is_refused() -> None:
 def test_tokens_that_are_no_u32_are_refused() -> None:
     assert as_tokens([1, 2**32 - 1]).tolist() == [1, 2**32 - 1]
     assert as_tokens(()).tolist() == []
-    for bad in ([-1], [2**32], np.array([-1])):
+    assert as_tokens(range(3)).tolist() == as_tokens(np.arange(3)).tolist() == [0, 1, 2]
+    assert as_tokens(np.array([])).tolist() == []
+    for bad in ([-1], [2**32], [2**70], np.array([-1]), np.array([2**32])):
         with pytest.raises(OverflowError):
             as_tokens(bad)
-    for shape in ([[1, 2]], [0.5], ["a"]):
+    for shape in ([[1, 2]], [0.5], ["a"], b"abcd", 7, np.eye(2), np.array([0.5])):
         with pytest.raises(ValueError, match="flat"):
             as_tokens(shape)

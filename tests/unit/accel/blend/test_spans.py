@@ -124,6 +124,55 @@ def test_colliding_fingerprints_never_give_a_false_match() -> None:
     assert (33, 125) in [(s.start, s.stop) for s in spans.find(prompt, scope=SCOPE)]
 
 
+def test_colliding_fingerprints_never_show_another_scope() -> None:
+    """Equal fingerprints *and* equal tokens: only the scope is another."""
+    spans, passage = index(cut=colliding, owners=1000), words(1, 96)
+    put(spans, passage, b"tenant a")
+    assert spans.find(passage, scope=b"tenant b") == []
+    keys = put(spans, passage, b"tenant b")
+    found = spans.find(passage, scope=b"tenant b")
+    assert found
+    assert {key for span in found for key in span.keys} == set(keys)
+
+
+def test_a_parent_of_another_scope_is_not_joined() -> None:
+    spans, stored = index(), words(1, 160)
+    mine, other = keys_of(stored), put(spans, stored, b"other")
+    spans.store(mine[5:], stored[80:], BLOCK, scope=SCOPE, first_block=5, parent=other[4])
+    (found,) = spans.find(stored, scope=SCOPE)
+    assert (found.start, found.stop, found.keys) == (80, 160, tuple(mine[5:]))
+
+
+def test_a_parent_that_is_not_the_block_before_is_not_joined() -> None:
+    spans, stored = index(), words(1, 160)
+    keys = put(spans, stored[:64])
+    moved = keys_of(words(2, 16))
+    spans.store(moved, stored[64:80], BLOCK, scope=SCOPE, first_block=7, parent=keys[3])
+    found = spans.find(stored, scope=SCOPE)
+    assert [(s.start, s.stop, s.source_start) for s in found] == [(0, 64, 0), (64, 80, 112)]
+
+
+def test_what_stands_behind_a_different_token_of_the_same_block_is_found() -> None:
+    spans, stored = index(), words(1, 512)
+    spans.store(chain_keys(digest(b"s"), stored, 256), stored, 256, scope=SCOPE)
+    prompt = list(stored)
+    for at in (100, 200, 300, 400):
+        prompt[at] += 1
+    found = [(s.start, s.stop) for s in spans.find(prompt, scope=SCOPE)]
+    assert found == [(0, 100), (101, 200), (201, 300), (301, 400), (401, 512)]
+
+
+def test_a_shorter_span_that_alone_reaches_further_is_given() -> None:
+    """Its beginning is stored so often that more places of that are not worth giving."""
+    spans, passage, more = index(), words(1, 128), words(2, 64)
+    for n in range(6):
+        put(spans, [*words(100 + n, 16), *passage])
+    put(spans, [*words(50, 16), *passage[64:], *more])
+    prompt = [*passage, *more[:40], *words(3, 60)]
+    found = spans.find(prompt, scope=SCOPE)
+    assert (64, 168) in [(s.start, s.stop) for s in found]
+
+
 def test_one_different_token_ends_a_span() -> None:
     spans, stored = index(), words(1, 160)
     put(spans, stored)
@@ -312,6 +361,6 @@ def test_a_part_of_a_span_keeps_the_blocks_that_hold_it() -> None:
 
 
 def test_the_promise_of_the_cutter_is_the_promise_of_the_index() -> None:
-    assert index().certain_tokens == 32
+    assert index().certain_tokens == 48
     assert index(cutter=Cutter(8, 9)).certain_tokens == 16
     assert index(cutter=Cutter(8, 9), least_tokens=40).certain_tokens == 40
