@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvist.accel.blend.model import BlendModel
-from kvist.accel.blend.relocate import relocate
+from kvist.accel.blend.relocate import Relocation
 from kvist.accel.blend.repair import RepairOutcome, repair
 from kvist.accel.blend.schedule import RepairPlan
 from kvist.connectors.plan import SKIP_PAGE
@@ -40,15 +40,9 @@ class CpuBlender:
     ) -> None:
         self._model, self._dtype = model, dtype
         self._arena, self._layout, self._pages = arena, layout, pages
-        layers = range(layout.layers)
-        ropes = [model.rope(layer) for layer in layers]
-        self._ropes = [
-            (rope, [layer for layer in layers if ropes[layer] == rope])
-            for rope in dict.fromkeys(ropes)
-        ]
 
     def blend(self, job: BlendJob) -> BlendNote:
-        """Fills the pages of a job's region, unless what it finds deviates too much.
+        """Fills the pages of a job's region; where it deviates too much, all of it is computed.
 
         Raises:
             LayoutError: the job's rows and pages do not belong together.
@@ -72,10 +66,9 @@ class CpuBlender:
                 plan,
                 exact_tokens=job.exact_tokens,
             )
-            blended = done.outcome is not RepairOutcome.DEVIATES
-            if blended:
-                self._pages.move(Direction.SCATTER, kv, self._split(job)[1])
+            self._pages.move(Direction.SCATTER, kv, self._split(job)[1])
         took_s = time.perf_counter() - began_s
+        blended = done.outcome is not RepairOutcome.DEVIATES
         return BlendNote(blended, done.repaired_tokens, done.deviation_ratio, took_s)
 
     def _gather(self, job: BlendJob) -> Tensor:
@@ -127,9 +120,10 @@ class CpuBlender:
         there = torch.cat(
             [torch.arange(r.source_start, r.source_start + r.stop - r.start) for r in moved]
         )
-        for rope, layers in self._ropes:
-            for layer in layers:
-                keys[layer][:, here] = relocate(keys[layer][:, here], there, here, rope)
+        relocation = Relocation(there, here)
+        for layer in range(len(keys)):
+            rope = self._model.rope(layer)
+            keys[layer][:, here] = relocation.apply(keys[layer][:, here], rope)
 
 
 def _check(job: BlendJob) -> None:

@@ -29,7 +29,7 @@ class Blender(Protocol):
     """Makes KV of cached rows and writes it to pages; synchronous; raises when it cannot."""
 
     def blend(self, job: BlendJob) -> BlendNote:
-        """Computes and writes, or says that it did not."""
+        """Computes and writes; says whether the result is blended or that of a whole pass."""
         ...
 
 
@@ -179,10 +179,9 @@ class WorkerSide:
         self._report.done[job.job_id] = 1
         if note is None:
             self._report.failed.add(job.job_id)
+            self._unloaded.update(job.lost())
         else:
             self._report.blends[job.job_id] = note
-        if note is None or not note.blended:
-            self._unloaded.update(job.lost())
         self._received.add(job.req_id)
 
     def _open_blender(self) -> Blender:

@@ -156,12 +156,11 @@ def test_what_the_engine_computed_is_read_from_its_pages_and_left_alone(bench: B
     torch.testing.assert_close(bench.read(TABLE), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_too_much_deviation_writes_nothing(bench: Bench) -> None:
-    before = bench.read(list(range(PAGES)))
+def test_too_much_deviation_is_computed_whole(bench: Bench) -> None:
     note = bench.blender.blend(job(bench, ratio=0.2, bound=1e-12))
     assert not note.blended
     assert note.deviation_ratio > 0
-    assert torch.equal(bench.read(list(range(PAGES))), before)
+    torch.testing.assert_close(bench.read(TABLE), bench.kv(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 def test_other_pages_are_not_touched(bench: Bench) -> None:

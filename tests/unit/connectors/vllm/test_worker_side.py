@@ -282,14 +282,6 @@ def test_blend_is_received_with_its_note() -> None:
     assert report.can_blend is True
 
 
-def test_blend_that_deviates_names_the_pages_that_it_did_not_fill() -> None:
-    note = BlendNote(blended=False, repaired_tokens=3, deviation_ratio=9.0, seconds=0.2)
-    received, pages, report = blend_step(FakeBlender(note))
-    assert received == {"d"}
-    assert pages == {21, 22}
-    assert report.failed == set()
-
-
 @pytest.mark.parametrize("blender", [FakeBlender(None), None])
 def test_blend_that_fails_names_its_pages_and_is_received_all_the_same(
     blender: FakeBlender | None,
