@@ -2,9 +2,8 @@
 
 Blocks form trees: a block's parent is the block before it in its sequence. A *mark* says that the
 window of tokens which ends at some token of a block has some fingerprint; several blocks may own
-marks of one fingerprint. A fingerprint is only a hint where to look: what is found is a run of
-tokens that were compared one by one, from the hinted one to both sides as far as prompt and tree
-agree.
+marks of one fingerprint. A fingerprint is a hint where to look: what is found was compared token
+by token, from the hinted one to both sides as far as prompt and tree agree.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class _Block:
     def __init__(
         self, key: bytes, number: int, scope: bytes, tokens: npt.NDArray[np.uint32]
     ) -> None:
-        self.key = key
-        self.number = number
+        self.key, self.number = key, number
         self.scope = scope
         self.tokens = array("I", tokens.tobytes())
         self.text = tokens.tobytes()

@@ -12,6 +12,7 @@ from tiny_models import tiny
 from transformers import DynamicCache
 
 from kvist.accel.blend.budget import RatioReason
+from kvist.accel.blend.transformers_model import TransformersBlendModel
 from kvist.connectors.identity import fingerprint
 from kvist.connectors.transformers import (
     BlendOutcome,
@@ -137,13 +138,24 @@ def test_nothing_blended_is_saved_nor_what_was_decoded_on_top(
     assert generate(without, answer) == plain(model, answer)
 
 
-def test_the_prefix_comes_first_and_spans_after(kv: TransformersKvist) -> None:
+def test_the_prefix_comes_first_and_spans_after(
+    kv: TransformersKvist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: list[int] = []
+    project = TransformersBlendModel.project
+
+    def watched(self: Any, layer: int, hidden: Any, positions: Any) -> Any:
+        first.append(int(positions[0]))
+        return project(self, layer, hidden, positions)
+
+    monkeypatch.setattr(TransformersBlendModel, "project", watched)
     prompt = [*PASSAGES[1], *PASSAGES[2], *PASSAGES[0], *QUESTION]
     generate(kv, prompt)
     prefix = len(PASSAGES[1]) // BLOCK * BLOCK
     assert kv.last.tokens_by_tier == {"dram": prefix}
     reused = sum(len(PASSAGES[i]) // BLOCK * BLOCK for i in (0, 2))
     assert kv.last.blend.blended_tokens == reused
+    assert min(first) == prefix  # what matched is not computed
 
 
 def test_a_prompt_that_matches_as_a_prefix_is_exact(kv: TransformersKvist, model: Any) -> None:
