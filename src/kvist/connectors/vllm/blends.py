@@ -222,10 +222,14 @@ class Blends:
     def _tiers(self, spans: Seq[FoundSpan]) -> dict[Key, Tier]:
         """Where each block of the candidates is now, of those that are anywhere."""
         found: dict[Key, Tier] = {}
-        for key in dict.fromkeys(key for span in spans for key in span.keys):
-            match = self.store.match([key])
-            if len(match):
-                found[key] = match.tiers[0]
+        looked: set[Key] = set()
+        for span in spans:
+            keys = [key for key in span.keys if key not in looked]
+            looked.update(keys)
+            while keys:  # run after run: a node is asked once for each
+                tiers = self.store.match(keys).tiers
+                found.update(zip(keys, tiers, strict=False))
+                keys = keys[len(tiers) + 1 :]
         return found
 
     def _read(self, blend: Blend, keys: tuple[Key, ...], tenant: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from kvist.connectors.vllm.blender import CpuBlender
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.messages import BlendJob, RowRun
 from kvist.connectors.vllm.movers import CpuPages
-from kvist.core.errors import LayoutError
+from kvist.core.errors import LayoutError, LeaseError
 from kvist.core.layout import BlockLayout
 from kvist.native import Direction
 from kvist.tiers.dram import Arena
@@ -167,6 +168,27 @@ def test_other_pages_are_not_touched(bench: Bench) -> None:
     others = [page for page in range(PAGES) if page not in TABLE]
     bench.blender.blend(job(bench))
     assert torch.equal(bench.read(others), torch.full_like(bench.read(others), 7.0))
+
+
+def test_blocks_of_another_arena_are_refused(bench: Bench) -> None:
+    """After a node gave way to the next, the same offsets would be other blocks."""
+    before = bench.read(list(range(PAGES)))
+    base = bench.arena.size_bytes
+    moved = CpuBlender(
+        bench.model, torch.float32, bench.arena, bench.layout, bench.pages, base=base
+    )
+    asked = job(bench)
+    with pytest.raises(LeaseError):
+        moved.blend(asked)
+    assert torch.equal(bench.read(list(range(PAGES))), before)
+    runs = tuple(
+        dataclasses.replace(run, slots=tuple(s + base for s in run.slots)) for run in asked.runs
+    )
+    with pytest.raises(LeaseError):
+        bench.blender.blend(dataclasses.replace(asked, runs=runs))
+    assert torch.equal(bench.read(list(range(PAGES))), before)
+    assert moved.blend(dataclasses.replace(asked, runs=runs)).blended
+    torch.testing.assert_close(bench.read(TABLE), bench.kv(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
