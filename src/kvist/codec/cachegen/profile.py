@@ -252,7 +252,7 @@ def _describe(y: Floats, region: int, into: _Spread, pool: _Pool) -> Floats:
     peaked = np.sqrt(np.square(y).mean(0)) / absolute
     shapes = np.searchsorted(_PEAKED, peaked).astype(np.uint8)
     into.exponent[region], into.shape[region] = exponent, shapes
-    scaled = y / np.exp2(exponent / 4).astype(np.float32)
+    scaled: Floats = y / np.exp2(exponent / 4).astype(np.float32)
     for column, shape in enumerate(shapes):
         pool.add(int(shape), scaled[:, column])
     return scaled
