@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.quantise_twin import decode_quantised, encode_quantised
+    from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
         chain_keys,
@@ -46,6 +47,7 @@ else:
             CachegenPlan,
             KeyTable,
             RowCoder,
+            SpanTable,
             decode_planes,
             decode_quantised,
             encode_planes,
@@ -58,6 +60,7 @@ else:
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
+        from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
@@ -73,6 +76,7 @@ __all__ = [
     "KeyTable",
     "PageMap",
     "RowCoder",
+    "SpanTable",
     "chain_keys",
     "checksum",
     "copy_checksum",

@@ -90,6 +90,20 @@ def test_a_raw_payload_of_another_size_is_refused() -> None:
         chain.decode(memoryview(stored), memoryview(bytearray(5)), key=KEY)
 
 
+@pytest.mark.parametrize("name", ["aead", "lossless+aead"])
+def test_a_sealed_block_opens_under_its_own_key_and_chain_only(name: str) -> None:
+    pytest.importorskip("cryptography")
+    codecs = open_codecs(name, LAYOUT, RING)
+    stored = memoryview(codecs.writer.encode(memoryview(BLOCK), key=KEY))
+    out = memoryview(bytearray(len(BLOCK)))
+    for other, key in ((name, digest(b"another block")), ("aead", KEY), ("lossless+aead", KEY)):
+        if (other, key) != (name, KEY):
+            with pytest.raises(FormatError, match="does not open"):
+                codecs.find(other).decode(stored, out, key=key)
+    codecs.writer.decode(stored, out, key=KEY)
+    assert out == BLOCK
+
+
 def test_too_large_a_block_is_not_sealed() -> None:
     pytest.importorskip("cryptography")
     layout = BlockLayout(64, 64, 256, 1024, "float32")

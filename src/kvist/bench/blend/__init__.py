@@ -1,0 +1,1 @@
+"""Measures blend: finding cached text, and what reusing it costs and gives."""
