@@ -46,9 +46,9 @@ class FaultyConnector(KvistConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """As the parent does, with a mover that fails."""
         super().register_kv_caches(kv_caches)
-        make = self._worker._make_mover
+        make = self._worker._movers._make_mover
 
         def make_faulty(locator: ArenaLocator) -> Mover:
             return _EverySecondLoadFails(make(locator))
 
-        self._worker._make_mover = make_faulty
+        self._worker._movers._make_mover = make_faulty

@@ -248,7 +248,7 @@ def table(run: BlendRun) -> str:
         "",
         "first token: rounds in which it is that of vLLM alone; answer: mean part of the answer",
         "that is, up to the first difference. "
-        f"Blended in all: {run.blended_tokens:.0f} tokens, {run.repaired_tokens:.0f} of them repaired.",
+        f"Blended in all: {run.blended_tokens:.0f} tokens, {run.repaired_tokens:.0f} repaired.",
     ]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvist.assemble import open_embedded_store
+from kvist.assemble import open_store
 from kvist.config import Config, load_config
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
@@ -33,7 +33,7 @@ from kvist.connectors.vllm.loads import LoadKnobs
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
-from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
+from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats, Totals
 from kvist.connectors.vllm.worker_side import WorkerSide
 from kvist.core.errors import LeaseError
 from kvist.core.events import KvEvent
@@ -65,12 +65,13 @@ class KvistConnector(KVConnectorBase_V1):
         self._fallback = Fallback()
         self._computed: dict[str, int] = {}
         self._gauges_due_s = 0.0
+        self._lower_totals = Totals()
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config.kv_transfer_config)
             self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
             self._departures = Departures()
-            self._store = open_embedded_store(
+            self._store = open_store(
                 self._config,
                 block_bytes=self._facts.layout.block_bytes,
                 fingerprint=self._facts.fingerprint,
@@ -92,7 +93,7 @@ class KvistConnector(KVConnectorBase_V1):
         knobs = self._config.connector
         return SchedulerSide(
             self._store,
-            self._store.arena.locator(),
+            roles.arena_of(self._store),
             self._facts,
             self._feed,
             LoadKnobs(
@@ -286,6 +287,8 @@ class KvistConnector(KVConnectorBase_V1):
             for name, value in roles.gauges(self._store.stats()).items():
                 tally.add(name, value)
             for name, value in roles.learned(self._scheduler.appraiser).items():
+                tally.add(name, value)
+            for name, value in self._lower_totals.since(roles.lower_samples(self._store)).items():
                 tally.add(name, value)
             self._keep_speeds()
         return tally.take()

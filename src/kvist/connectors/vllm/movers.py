@@ -103,6 +103,10 @@ class CpuMover:
         size_bytes = int((pages != SKIP_PAGE).sum()) * self._page_bytes
         return Moved(size_bytes, dict(zip(job.slots, sums, strict=False)))
 
+    def close(self) -> None:
+        """Lets go of the arena; nothing is being copied."""
+        self._arena.close()
+
 
 class CpuPages:
     """Rows of one request between its pages and ordinary memory, on the calling thread."""
@@ -173,6 +177,12 @@ class TorchMover:
         if self._stream is not None:
             self._stream.synchronize()
         return Moved(moved)
+
+    def close(self) -> None:
+        """Lets go of the arena; nothing is being copied."""
+        if self._stream is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._arena.address)
+        self._arena.close()
 
     def _slot(self, offset: int) -> torch.Tensor:
         """`[layer, kind, head, page, element]` view of a canonical block in the arena."""

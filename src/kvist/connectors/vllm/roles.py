@@ -33,7 +33,10 @@ from kvist.cost.device import DEVICES, Hardware, device
 from kvist.cost.model import shape_from_config
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.cost.seed import prefill_seed
+from kvist.node.client import NodeStore
+from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
+from kvist.tiers.protocol import Sampled
 from kvist.tiers.warmer import Warmer
 
 
@@ -63,9 +66,7 @@ def worker_side(
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
     def make_mover(locator: ArenaLocator) -> Mover:
-        arena: ArenaMap = Arena.attach(
-            locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes
-        )
+        arena: ArenaMap = Arena.join(locator)
         if on_cpu:
             mover = CpuMover(arena, caches, facts, rank, region, threads)
             Warmer(arena, lambda: mover.used_bytes, cpus=cpus).start()
@@ -102,6 +103,11 @@ def _device_fence() -> Any:
     event = torch.cuda.Event()
     event.record()
     return event.synchronize
+
+
+def arena_of(store: TieredStore | NodeStore) -> Callable[[], ArenaLocator | None]:
+    """Asks where the store's arena is now; a node may come back with another."""
+    return store.locator if isinstance(store, NodeStore) else store.arena.locator
 
 
 def data_parallel_shard(vllm_config: Any) -> str:
@@ -146,10 +152,15 @@ def gauges(stats: Any) -> dict[str, float]:
     return samples
 
 
+def lower_samples(store: object) -> Mapping[str, float]:
+    """Samples of the medium below the store's DRAM, where it has any of its own."""
+    return store.samples() if isinstance(store, Sampled) else {}
+
+
 def learned(appraiser: Appraiser) -> dict[str, float]:
     """Gauge samples of what the appraiser has learned, as far as it has."""
     samples: dict[str, float] = {}
-    for tier in (Tier.DRAM, Tier.SSD):
+    for tier in (Tier.DRAM, Tier.SSD, Tier.REMOTE):
         rate = appraiser.bytes_per_s(tier)
         if rate is not None:
             samples[f"kvist_tier_bytes_per_second.{tier.value}"] = rate

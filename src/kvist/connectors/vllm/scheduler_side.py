@@ -45,7 +45,7 @@ class SchedulerSide:
     def __init__(
         self,
         store: BlockStore,
-        arena: ArenaLocator,
+        arena: Callable[[], ArenaLocator | None],
         facts: EngineFacts,
         feed: EventFeed,
         load: LoadKnobs,
@@ -55,7 +55,7 @@ class SchedulerSide:
         clock: Callable[[], float] = time.monotonic,
         blend: Callable[[Tally, Callable[[], int]], Blends] | None = None,
     ) -> None:
-        self._store, self._arena, self._facts = store, arena, facts
+        self._store, self._arena, self._facts = store, arena, facts  # asked in every step
         self._scopes = Scopes(facts.fingerprint)
         self._live: dict[str, Sequence] = {}
         self._ending: dict[str, Sequence] = {}  # over, but for their last saves
@@ -149,7 +149,7 @@ class SchedulerSide:
         for req_id in released:
             self._tell_end(self._ending.pop(req_id, None))
         return StepPlan(
-            arena=self._arena,
+            arena=self._arena(),
             loads=self._loads.orders(),
             saves=self._saves.orders(),
             blends=self._blends.orders() if self._blends is not None else [],

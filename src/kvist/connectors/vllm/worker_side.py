@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.plan import SKIP_PAGE
+from kvist.connectors.vllm.arenas import ArenaMovers
 from kvist.connectors.vllm.copier import Copier, JobKind, Mover
 from kvist.connectors.vllm.messages import BlendJob, BlendNote, CopyJob, StepPlan, StepReport
 from kvist.core.errors import LeaseError
@@ -97,7 +98,7 @@ class WorkerSide:
         make_blender: MakeBlender | None = None,
     ) -> None:
         self.fallback = Fallback()
-        self._make_mover, self._fence = make_mover, fence
+        self._movers, self._fence = ArenaMovers(make_mover), fence
         self._watch = watch or HostWatch()
         self._cpus, self._early_loads = cpus, early_loads
         self._copier: Copier | None = None
@@ -144,6 +145,8 @@ class WorkerSide:
             if self._plan.idle and self._copier.pending():
                 self._copier.wait_for_any(_NAP_S)
             self._collect(self._copier)
+            if self._movers.retirable and not self._copier.pending():
+                self._movers.retire()
         sent, self._plan.release = set(self._plan.release), []
         received, self._received = self._received, set()
         return sent, received
@@ -201,10 +204,12 @@ class WorkerSide:
 
     def _open_copier(self) -> Copier | None:
         arena = self._plan.arena
-        if self._copier is None and arena is not None:
-            mover = self.fallback.guard("map arena", lambda: self._make_mover(arena), default=None)
-            if mover is not None:
-                self._copier = Copier(mover, self.fallback, self._cpus)
+        if arena is not None and not self._movers.knows(arena):
+            mapped = self.fallback.guard(
+                "map arena", lambda: self._movers.add(arena), default=False
+            )
+            if mapped and self._copier is None:
+                self._copier = Copier(self._movers, self.fallback, self._cpus)
         return self._copier
 
     def _collect(self, copier: Copier) -> None:

@@ -30,7 +30,7 @@ from kvist.tiers.dram import ArenaLocator
 
 BLOCK = 4
 SLOT_BYTES = 1000
-ARENA = ArenaLocator(1, 2, 3, 4)
+ARENA = ArenaLocator(1, 2, 1 << 20, 4096)
 SEED = PrefillCoefficients(1e-3, 1e-3, 1e-9)  # a token takes a millisecond
 TABLE = [10, 11, 12, 13, 14, 15]  # pages of whichever request runs
 
@@ -255,7 +255,7 @@ class Side:
         self.feed = EventFeed(block_tokens, enabled=True)
         self.side = SchedulerSide(
             self.store,  # type: ignore[arg-type]
-            ARENA,
+            lambda: ARENA,
             facts,
             self.feed,
             LoadKnobs(enabled=load, min_tokens=min_load_tokens, deadline_s=1.0),

@@ -1,21 +1,17 @@
-"""Turns a configuration into objects; the only module that knows every implementation."""
+"""A store inside this process."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 
-from kvist.codec.cachegen.table import read_table
-from kvist.codec.keyring import read_keyring
-from kvist.codec.registry import CodecRegistry, open_codecs
-from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
-from kvist.core.errors import ConfigError, TierBusyError, TierError
+from kvist.assemble.below import open_below
+from kvist.config import Config, dram_bytes
+from kvist.core.errors import ConfigError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
+from kvist.core.outcome import Tier
 from kvist.policy import (
     AdmitAll,
     Arc,
@@ -37,12 +33,8 @@ from kvist.store.breaker import Breaker
 from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
-from kvist.tiers.protocol import LowerTier
-from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
-from kvist.tiers.ssd.striped import StripedTier
 from kvist.tiers.warmer import Warmer
 
-_log = logging.getLogger(__name__)
 _REMEMBERED_CAPACITIES = 8
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
 # Each gets the blocks that the DRAM tier holds.
@@ -58,7 +50,6 @@ _POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "value": lambda _: Value(time.monotonic),
     "w-tinylfu": WTinyLfu,
 }
-_FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
 
 
 def open_embedded_store(
@@ -96,9 +87,7 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower: LowerTier | None = None
-    if config.store.ssd.enabled:
-        lower = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
+    lower = open_below(config, fingerprint, shard, layout)
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -108,6 +97,7 @@ def open_embedded_store(
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
+        lower_tier=Tier.SSD if config.store.ssd.enabled else Tier.REMOTE,
         stuck_s=_STUCK_S,
         breaker=lambda: Breaker(
             window_s=knobs.window_s,
@@ -150,69 +140,3 @@ def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int)
             )
         return ByValue(policy)
     return AdmitAll()
-
-
-def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
-    """What the SSD tier writes and reads. Says so, once, if answers may change.
-
-    Raises:
-        ConfigError: the codec cannot be had.
-    """
-    ssd = config.store.ssd
-    keyring = read_keyring(ssd.keys) if ssd.keys else None
-    table = read_table(ssd.table) if ssd.table else None
-    codecs = open_codecs(ssd.codec, layout, keyring, table)
-    if codecs.writer is not None and not codecs.writer.exact:
-        _log.warning(
-            "store.ssd.codec=%s is LOSSY: blocks that come back from disk are not quite what was "
-            "computed, so answers may change; raw and lossless never change them",
-            ssd.codec,
-        )
-    return codecs
-
-
-def _open_ssd(config: Config, fingerprint: bytes, shard: str, codecs: CodecRegistry) -> LowerTier:
-    """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
-
-    Raises:
-        TierBusyError: another process owns a folder.
-        TierError: no folder can be used.
-    """
-    folders = ssd_folders(config)
-    if len(folders) == 1:
-        return _open_folder(config, folders[0], fingerprint, shard, codecs)
-    members: list[tuple[str, SsdTier, float]] = []
-    failure: TierError | None = None
-    with ExitStack() as undo:
-        for folder in folders:
-            try:
-                tier = _open_folder(config, folder, fingerprint, shard, codecs)
-            except TierBusyError:
-                raise
-            except TierError as error:
-                _log.warning("SSD folder %s is left out: %s", folder, error)
-                failure = error
-                continue
-            undo.callback(tier.close)
-            members.append((str(folder), tier, float(ssd_bytes(config, folder=folder))))
-        if failure is not None and not members:
-            raise failure
-        undo.pop_all()
-    return StripedTier(members)
-
-
-def _open_folder(
-    config: Config, folder: Path, fingerprint: bytes, shard: str, codecs: CodecRegistry
-) -> SsdTier:
-    ssd = config.store.ssd
-    return SsdTier.open(
-        folder / shard if shard else folder,
-        keyspace=fingerprint,
-        capacity_bytes=ssd_bytes(config, folder=folder),
-        segment_bytes=ssd.segment,
-        fsync=_FSYNC[ssd.fsync],
-        mode=IoMode(ssd.io),
-        engine=EngineKind(ssd.engine),
-        depth=ssd.depth,
-        codecs=codecs,
-    )
