@@ -216,7 +216,7 @@ def _connect(url: str, timeout_s: float, connections: int) -> Any:
         url = "redis" + url.removeprefix(CLUSTER_SCHEME)
         return _LateCluster(url, kind)
     pool = redis.BlockingConnectionPool.from_url(
-        url, max_connections=connections + 2, timeout=timeout_s, retry=never, **kind
+        url, max_connections=2 * connections + 2, timeout=timeout_s, retry=never, **kind
     )
     return redis.Redis(connection_pool=pool)
 

@@ -74,17 +74,18 @@ class StackedTier:
         self._owed: dict[Key, None] = {}  # removals that the remote has not taken yet
         self._counts = StackedStats(0, 0, 0, 0, 0, 0)
         self._closed = False
+        self._stopping = False
         self._sender = Thread(target=self._send_on, name="kvist-upload", daemon=True)
         self._sender.start()
 
     def contains(self, key: Key) -> bool:
         """Whether `key` is on disk, or believed to be in the remote. No I/O."""
-        return self._on_disk(key) or self._remote.contains(key)
+        return not self._closed and (self._on_disk(key) or self._remote.contains(key))
 
     def contains_run(self, keys: Sequence[Key]) -> int:
         """How many keys from the first on are here or there; one probe of the remote at most."""
-        run = self._known_run(keys)
-        if run < len(keys):
+        run = 0 if self._closed else self._known_run(keys)
+        if run < len(keys) and not self._closed:
             found = self._remote.contains_run(keys[run:])
             if found:
                 run += found + self._known_run(keys[run + found :])
@@ -255,19 +256,21 @@ class StackedTier:
         Raises:
             TierError: the disk failed.
         """
-        if self._closed:
-            return
-        if self._remote.stats().available:
-            self.wait_sent(_DRAIN_S)
         with self._work:
+            if self._closed:
+                return
             self._closed = True
-            self._work.notify_all()
-            if self._waiting:
-                _log.warning("remote: %d blocks were not sent before the end", len(self._waiting))
-        self._sender.join(_DRAIN_S)
         try:
-            self._disk.close()
+            self._disk.close()  # first: whoever closes us may not wait for the remote
         finally:
+            if self._remote.stats().available:
+                self.wait_sent(_DRAIN_S)
+            with self._work:
+                self._stopping = True
+                self._work.notify_all()
+                if self._waiting:
+                    _log.warning("remote: %d blocks were not sent", len(self._waiting))
+            self._sender.join(_DRAIN_S)
             self._remote.close()
 
     def _known_run(self, keys: Sequence[Key]) -> int:
@@ -319,9 +322,9 @@ class StackedTier:
     def _send_on(self) -> None:
         while True:
             with self._work:
-                while not (self._closed or self._waiting or self._owed):
+                while not (self._stopping or self._waiting or self._owed):
                     self._work.wait(_WAKE_S)
-                if self._closed:
+                if self._stopping:
                     return
                 owed, self._owed = list(self._owed), {}
                 batch = self._take_batch()
@@ -332,7 +335,7 @@ class StackedTier:
             with self._work:
                 self._sending = {}
                 self._work.notify_all()
-                if self._owed and not self._closed and not batch:
+                if self._owed and not self._stopping and not batch:
                     self._work.wait(_WAKE_S)  # the remote does not answer
 
     def _take_batch(self) -> list[Payload]:
