@@ -10,6 +10,7 @@ question.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from kvist.core.errors import TierError, TierFullError, TierTimeout
 
 _READ_AHEAD_BYTES = 4096
 _MOST_LINE_BYTES = 4096
+_BULK = re.compile(rb"\$(-1|[0-9]{1,18})")
 _SKIP_BYTES = 1 << 16
 _JOINED_BYTES = 1 << 16  # smaller parts are sent as one
 
@@ -79,7 +81,7 @@ class Wire:
         if line.startswith(b"-"):
             self.failure = self.failure or line[1:]
             return None
-        if not line.startswith(b"$"):
+        if _BULK.fullmatch(line) is None:
             raise TierError(errno.EPROTO, f"redis answered {line[:40]!r} to a GET")
         size_bytes = int(line[1:])
         return None if size_bytes < 0 else size_bytes
