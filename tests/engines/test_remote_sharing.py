@@ -18,6 +18,7 @@ from kvist.connectors.identity import fingerprint  # noqa: E402
 from kvist.connectors.transformers import TransformersKvist  # noqa: E402
 from kvist.core.keyspace import Keyspace  # noqa: E402
 from kvist.store import TieredStore  # noqa: E402
+from kvist.tiers.stacked import StackedTier  # noqa: E402
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -42,11 +43,16 @@ def engine(model: Any, folder: Path, root: Path, name: str) -> TransformersKvist
     ).config
 
     def store(keyspace: Keyspace) -> TieredStore:
-        return open_embedded_store(
+        opened = open_embedded_store(
             config,
             block_bytes=keyspace.layout.block_bytes,
             fingerprint=fingerprint(keyspace),
         )
+        link = opened._link
+        assert link is not None
+        assert isinstance(link.tier, StackedTier)
+        assert link.tier._remote.wait_listed(WAIT_S)
+        return opened
 
     return TransformersKvist.open(model, store=store, model_path=folder, block_tokens=BLOCK)
 

@@ -81,7 +81,7 @@ class Bench:
         self.remote = RemoteTier(
             self.breaker,
             keyspace=KEYSPACE,
-            limits=LearnLimits(probe_s=1.0),
+            limits=LearnLimits(probe_s=WAIT_S),
             available=self.breaker.passes,
         )
         self.tier = StackedTier(
