@@ -1,8 +1,8 @@
 """A process with a store of its own that writes blocks to a remote, or reads them from there.
 
-`sharer.py write|read URL FOLDER FIRST COUNT PRESENT`; with FOLDER `-` there is no SSD tier. Who reads
-waits until it knows of PRESENT blocks. Prints how many blocks were stored, or how many were hits; a
-wrong byte is an error.
+`sharer.py write|read URL FOLDER FIRST COUNT PRESENT`; with FOLDER `-` there is no SSD tier. A read
+waits until it knows of PRESENT blocks. Prints how many blocks were stored, or how many were hits;
+a wrong byte is an error.
 """
 
 from __future__ import annotations

@@ -258,6 +258,22 @@ def test_removal_that_the_remote_did_not_take_is_made_up_for(bench: Bench) -> No
     assert bench.medium.objects == {}
 
 
+def test_block_that_is_put_again_is_not_removed_by_an_owed_removal(bench: Bench) -> None:
+    bench.tier.put([suite_payload(1)])
+    assert bench.tier.wait_sent(WAIT_S)
+    bench.adapter.gate.clear()
+    bench.adapter.entered.clear()
+    bench.tier.put([suite_payload(2)])
+    assert bench.adapter.entered.wait(WAIT_S)  # the thread is busy
+    bench.chaos._chances[Blow.ERROR] = 1.0
+    bench.tier.remove([suite_key(1)])
+    bench.chaos.heal()
+    bench.tier.put([suite_payload(1)])
+    bench.adapter.gate.set()
+    assert bench.tier.wait_sent(WAIT_S)
+    assert read_block(bench.remote, 1) == suite_block(1)
+
+
 def test_clear_empties_both(bench: Bench) -> None:
     bench.tier.put([suite_payload(i) for i in range(5)])
     assert bench.tier.wait_sent(WAIT_S)

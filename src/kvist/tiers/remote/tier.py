@@ -123,6 +123,10 @@ class RemoteTier:
             return 0
         return self._learner.run(keys)
 
+    def available(self) -> bool:
+        """Whether the medium can be expected to answer."""
+        return not self._closed and self._available()
+
     def known_run(self, keys: Sequence[Key]) -> int:
         """As `contains_run`, without ever waiting."""
         return 0 if self._closed or not self._available() else self._knowledge.run(keys)
