@@ -177,8 +177,9 @@ class Outgoing:
             self._remote.remove(keys)
         except (KvistError, OSError) as error:
             self._warn(f"{len(keys)} blocks could not be removed yet", error)
-            with self._work:
-                self._owe(keys)
+            with self._work:  # without those that were put again meanwhile
+                again = self._waiting.keys() | self._sending.keys()
+                self._owe(key for key in keys if key not in again)
 
     def _owe(self, keys: Iterable[Key]) -> None:
         """Lets the thread remove these, after what it is sending; caller holds the lock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -259,17 +260,24 @@ def test_removal_that_the_remote_did_not_take_is_made_up_for(bench: Bench) -> No
 
 
 def test_block_that_is_put_again_is_not_removed_by_an_owed_removal(bench: Bench) -> None:
+    """Removals fail for a while, and stores do not."""
+    failing = threading.Event()
+    delete = bench.adapter.delete
+
+    def refuse(names: Sequence[str]) -> None:
+        if failing.is_set():
+            raise TierError(errno.EIO, "not now")
+        delete(names)
+
+    bench.adapter.delete = refuse  # type: ignore[method-assign]
+    bench.breaker._failures = deque(maxlen=10_000)
     bench.tier.put([suite_payload(1)])
     assert bench.tier.wait_sent(WAIT_S)
-    bench.adapter.gate.clear()
-    bench.adapter.entered.clear()
-    bench.tier.put([suite_payload(2)])
-    assert bench.adapter.entered.wait(WAIT_S)  # the thread is busy
-    bench.chaos._chances[Blow.ERROR] = 1.0
-    bench.tier.remove([suite_key(1)])
-    bench.chaos.heal()
+    failing.set()
+    bench.tier.remove([suite_key(1), suite_key(2)])
     bench.tier.put([suite_payload(1)])
-    bench.adapter.gate.set()
+    until(lambda: bench.tier.stats().sent == 2)
+    failing.clear()
     assert bench.tier.wait_sent(WAIT_S)
     assert read_block(bench.remote, 1) == suite_block(1)
 
