@@ -63,7 +63,6 @@ class Outgoing:
         for payload in payloads:
             size_bytes = payload.data.nbytes
             with self._work:
-                self._owed.pop(payload.key, None)  # it is wanted again
                 if payload.key in self._waiting or payload.key in self._sending:
                     continue
                 if self._remote.known_run((payload.key,)):
