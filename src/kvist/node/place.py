@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
 
 from kvist.core.errors import ConfigError, NodeRunningError
 
@@ -96,7 +95,7 @@ class NodeLock:
                 break
             except BlockingIOError:
                 if clock() < until:
-                    Event().wait(_LOOK_S)  # a lock that is held offers nothing else to wait on
+                    time.sleep(_LOOK_S)
                     continue
                 pid = os.pread(self._fd, _PID_BYTES, 0).decode(errors="replace").strip()
                 os.close(self._fd)
