@@ -14,9 +14,9 @@ from node_process import attach
 from kvist.core.events import KvEvent
 from kvist.node import messages as m
 from kvist.node.keyspaces import Attach, Keyspaces, OpenStore
-from kvist.node.place import Place
+from kvist.node.place import Place, peer_uid
 from kvist.node.protocol import MOST_BYTES, Frames, decode_reply, encode
-from kvist.node.server import NodeServer, peer_uid
+from kvist.node.server import NodeServer
 from kvist.policy import LeafLru
 from kvist.store import TieredStore
 from kvist.testing.store_suite import RAW_BYTES

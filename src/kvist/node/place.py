@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,14 @@ _BACKLOG = 64
 _LOOK_S = 0.05
 _PID_BYTES = 32
 _RUNTIME = "XDG_RUNTIME_DIR"
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user on the other side of a Unix socket; of a listener, the one who made it listen."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
 
 
 def default_socket() -> Path:

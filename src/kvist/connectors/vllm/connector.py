@@ -73,7 +73,7 @@ class KvistConnector(KVConnectorBase_V1):
                 fingerprint=self._facts.fingerprint,
                 layout=self._facts.layout,
                 shard=roles.data_parallel_shard(vllm_config),
-                on_event=self._feed.store_event,
+                on_event=self._feed.store_event if self._config.events.enabled else None,
             )
             self._recorder = roles.recorder(self._config, self._facts, vllm_config)
             self._scheduler = self._scheduler_side(vllm_config.kv_transfer_config)
