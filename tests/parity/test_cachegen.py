@@ -71,12 +71,14 @@ def test_blocks_are_coded_as_by_the_twin(
     plan, twin = made(cachegen, layout, level), made(cachegen_twin, layout, level)
     coded = plan.encode(block, *angles)
     assert coded == twin.encode(block, *angles)
+    variants = cachegen.cachegen_variants() if hasattr(cachegen, "cachegen_variants") else 0
+    for variant in range(variants):
+        assert coded == plan.encode(block, *angles, variant=variant)
     left_out, stream, escapes = coded
     if not stream:
         return
     want = bytearray(block)
     twin.decode(stream, escapes, left_out, want, *angles)
-    variants = cachegen.cachegen_variants() if hasattr(cachegen, "cachegen_variants") else 0
     for kwargs in [{}, *({"variant": v} for v in range(variants))]:
         out = bytearray(block)
         plan.decode(stream, escapes, left_out, out, *angles, **kwargs)

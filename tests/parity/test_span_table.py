@@ -41,7 +41,7 @@ def state(table: Any) -> tuple[int, ...]:
 TEXTS = st.lists(st.integers(0, 2), max_size=30)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["put", "put", "put", "inner", "lie", "drop", "clear"]),
+        st.sampled_from(["put", "put", "put", "inner", "stray", "lie", "drop", "clear"]),
         TEXTS,
         st.integers(0, 30),
         st.integers(0, 1),
@@ -66,6 +66,8 @@ def test_table_agrees_with_the_twin(
         if what == "inner" and keys:  # from some block on, its marks partly in those before
             first = n % len(keys)
             parent = keys[first - 1] if first else None
+        elif what == "stray" and names:  # behind a block that it does not follow
+            first, parent = n % 4, names[n % len(names)]
         elif what == "lie":
             first = n % 3
         names += keys
@@ -79,7 +81,7 @@ def test_table_agrees_with_the_twin(
             marks = cut(tokens)
             given_keys = keys[first:] if what == "inner" else keys
             given_text = text[len(text) - len(given_keys) * BLOCK :]
-            ends = marks.ends - (first * BLOCK if what == "inner" else 0)
+            ends = marks.ends - (first * BLOCK if what in ("inner", "stray") else 0)
             blocks = (given_keys, given_text, first, scope, parent)
             assert table.known(*blocks) == model.known(*blocks)
             put = (*blocks, ends, marks.fingerprints)

@@ -38,9 +38,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),
     Command("verify", "verify", "read the SSD cache and check every checksum"),
+    Command("codec", "codec", "list codecs, and profile a model for cachegen"),
     Command("replay", "replay", "replay a trace against eviction policies"),
     Command("sim", "sim", "simulate a cluster of engines"),
     Command("advise", "advise", "say whether a cache would pay on your traffic"),
+    Command("quality", "quality", "measure what codecs and blending do to a model's answers"),
     Command("record", "record", "show a recording of your traffic, or how to make one"),
 )
 

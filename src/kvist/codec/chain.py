@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvist.codec.aead import AEAD, Sealer
+from kvist.codec.cachegen.codec import Cachegen
+from kvist.codec.cachegen.levels import BY_NAME, level_named
+from kvist.codec.cachegen.table import ProfileTable
 from kvist.codec.frame import RAW_CODEC, Buffer
 from kvist.codec.lossless import Lossless
 from kvist.codec.payload import BlockCodec
@@ -38,7 +41,7 @@ def _quantised(word: str, summary: str) -> CodecKind:
     return CodecKind(bind=lambda layout: Quantised(word, layout), exact=False, summary=summary)
 
 
-# Every codec of blocks, by its word.
+# Every codec of blocks that needs nothing but a layout, by its word.
 CODECS: Mapping[str, CodecKind] = MappingProxyType(
     {
         "lossless": CodecKind(
@@ -49,6 +52,28 @@ CODECS: Mapping[str, CodecKind] = MappingProxyType(
         "int4": _quantised("int4", "4 bits a value, scale and zero point by group"),
     }
 )
+
+# Those that need a model's table besides (`kvist codec profile`). None is exact.
+TABLED = tuple(BY_NAME)
+_TABLE_PATH = "$.store.ssd.table"
+
+
+def bind_codec(word: str, layout: BlockLayout, table: ProfileTable | None = None) -> BlockCodec:
+    """The codec of blocks that `word` means, bound to a layout.
+
+    Raises:
+        ConfigError: it does not take the layout, or needs a table that there is not.
+    """
+    if word in CODECS:
+        return CODECS[word].bind(layout)
+    level = level_named(word)
+    if table is None:
+        raise ConfigError(
+            f"{word} needs a table of the model",
+            path=_TABLE_PATH,
+            remedy="make one: kvist codec profile MODEL --out FILE",
+        )
+    return Cachegen(table, level, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +93,7 @@ class ChainSpec:
     @property
     def exact(self) -> bool:
         """Whether every bit comes back."""
-        return self.word == RAW_CODEC or CODECS[self.word].exact
+        return self.word == RAW_CODEC or (self.word in CODECS and CODECS[self.word].exact)
 
 
 def parse_chain(text: str) -> ChainSpec:
@@ -82,8 +107,8 @@ def parse_chain(text: str) -> ChainSpec:
     rest = words[:-1] if sealed else words
     if not rest:
         rest = [RAW_CODEC]
-    if len(rest) != 1 or rest[0] not in (RAW_CODEC, *CODECS):
-        known = ", ".join((RAW_CODEC, *CODECS))
+    if len(rest) != 1 or rest[0] not in (RAW_CODEC, *CODECS, *TABLED):
+        known = ", ".join((RAW_CODEC, *CODECS, *TABLED))
         raise ConfigError(
             f"no codec is named {text!r}",
             path=_PATH,

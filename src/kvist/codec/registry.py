@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvist.codec.aead import MAX_SEALED_BYTES, Sealer
-from kvist.codec.chain import CODECS, Chain, ChainSpec, parse_chain
+from kvist.codec.cachegen.table import ProfileTable
+from kvist.codec.chain import CODECS, TABLED, Chain, ChainSpec, bind_codec, parse_chain
 from kvist.codec.frame import RAW_CODEC
 from kvist.codec.keyring import Keyring
 from kvist.codec.payload import BlockCodec
@@ -38,17 +39,20 @@ class CodecRegistry:
 
 
 def open_codecs(
-    text: str, layout: BlockLayout | None, keyring: Keyring | None = None
+    text: str,
+    layout: BlockLayout | None,
+    keyring: Keyring | None = None,
+    table: ProfileTable | None = None,
 ) -> CodecRegistry:
     """What a tier of blocks of `layout` writes as the chain `text`, and all that it reads.
 
-    It reads whatever an earlier setting may have written, sealed with any key of the ring. But
-    where `text` is exact, lossy chains are unknown, their blocks misses: who asks for exact answers
-    gets them whatever was written before.
+    It reads whatever an earlier setting may have written, sealed with any key of the ring and, of
+    `cachegen`, with this table. But where `text` is exact, lossy chains are unknown, their blocks
+    misses: who asks for exact answers gets them whatever was written before.
 
     Raises:
         ConfigError: there is no such chain, it does not take the layout, keys or a package are
-            missing.
+            missing, or a table is or is of another model.
     """
     spec = parse_chain(text)
     sealer = Sealer(keyring) if keyring is not None else None
@@ -70,19 +74,22 @@ def open_codecs(
         )
     writer = None
     if spec.name != RAW_CODEC:
-        writer = _chain(spec, _bound(spec.word, layout), sealer)
-    return CodecRegistry(_readable(spec, layout, sealer), writer=writer)
+        writer = _chain(spec, _bound(spec.word, layout, table), sealer)
+    return CodecRegistry(_readable(spec, layout, sealer, table), writer=writer)
 
 
 def _readable(
-    written: ChainSpec, layout: BlockLayout | None, sealer: Sealer | None
+    written: ChainSpec,
+    layout: BlockLayout | None,
+    sealer: Sealer | None,
+    table: ProfileTable | None,
 ) -> Iterable[Chain]:
-    for word in (RAW_CODEC, *CODECS):
+    for word in (RAW_CODEC, *CODECS, *TABLED):
         spec = ChainSpec(word, sealed=False)
         if written.exact and not spec.exact:
             continue
         try:
-            codec = _bound(word, layout)
+            codec = _bound(word, layout, table)
         except ConfigError:
             continue  # no block of this layout was ever written so
         if codec is not None:
@@ -91,12 +98,12 @@ def _readable(
             yield _chain(ChainSpec(word, sealed=True), codec, sealer)
 
 
-def _bound(word: str, layout: BlockLayout | None) -> BlockCodec | None:
+def _bound(word: str, layout: BlockLayout | None, table: ProfileTable | None) -> BlockCodec | None:
     if word == RAW_CODEC:
         return None
     if layout is None:
         raise ConfigError(f"{word} needs a layout")
-    return CODECS[word].bind(layout)
+    return bind_codec(word, layout, table)
 
 
 def _chain(spec: ChainSpec, codec: BlockCodec | None, sealer: Sealer | None) -> Chain:

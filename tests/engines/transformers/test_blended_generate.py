@@ -20,7 +20,7 @@ from kvist.connectors.transformers import (
     TransformersKvist,
 )
 from kvist.connectors.transformers.blend import Blended
-from kvist.core.errors import ConfigError, TierError
+from kvist.core.errors import ConfigError, NoSpaceError, TierError
 from kvist.core.keys import RequestScope, seed_bytes
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.native import digest
@@ -280,6 +280,43 @@ def test_a_model_that_cannot_be_blended_is_served_without_and_says_why(
     generate(kv, PASSAGES[0])
     assert generate(kv, PERMUTED) == plain(model, PERMUTED)
     assert kv.last.blend.outcome is BlendOutcome.OFF
+
+
+def test_a_model_that_raises_in_the_proof_is_served_without(
+    folder: Path, memory_store_class: Any
+) -> None:
+    odd = tiny("default")
+    odd.model.layers[2].self_attn.q_norm = torch.nn.Identity()  # and no k_norm
+    kv = TransformersKvist.open(
+        odd,
+        store=lambda keyspace: memory_store_class(keyspace.layout.block_bytes),
+        model_path=folder,
+        block_tokens=BLOCK,
+        blend=ALWAYS,
+    )
+    assert "k_norm" in kv.blend_off
+    assert generate(kv, PERMUTED) == plain(odd, PERMUTED)
+
+
+@pytest.mark.parametrize("length", [1, 2, BLOCK, 70])
+def test_short_prompts_and_repeated_ones_are_served(
+    kv: TransformersKvist, model: Any, length: int
+) -> None:
+    prompt = text(3210, length)
+    for _ in range(2):
+        assert generate(kv, prompt) == plain(model, prompt)
+    assert kv.last.faults == {}
+
+
+def test_a_store_without_room_blends_nothing(
+    opened: Open, model: Any, kv: TransformersKvist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise NoSpaceError("full")
+
+    monkeypatch.setattr(kv.store, "read", full)
+    assert generate(kv, PERMUTED) == plain(model, PERMUTED)
+    assert kv.last.blend.outcome is BlendOutcome.LOST
 
 
 def test_more_repair_comes_closer_to_a_whole_pass(opened: Open, model: Any) -> None:

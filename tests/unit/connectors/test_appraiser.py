@@ -192,3 +192,20 @@ def test_a_probe_brings_blocks_from_below_up_and_loads_what_is_there() -> None:
 def test_a_match_that_no_path_leads_to_is_not_probed() -> None:
     nothing = LoadDecision(0, 0, 1, 0.0, 1.0, 1.0, 0.0, Reason.NO_PATH)
     assert _learned().probe(Match((Tier.SSD,)), nothing, 0.0) is None
+
+
+def test_prefill_times_are_not_told_before_a_pass_was_seen() -> None:
+    assert _appraiser().prefill is None
+    found = _learned().prefill
+    assert found is not None
+    assert found.prefill_s(500, 0) == pytest.approx(TRUE.prefill_s(500, 0), rel=0.05)
+
+
+def test_a_load_from_a_slow_tier_takes_as_long_as_it_was_seen_to() -> None:
+    appraiser = _learned()
+    assert appraiser.load_s([]) == 0
+    assert appraiser.load_s([Tier.DRAM] * 10) < 0.01
+    _read(appraiser, block_s=0.1)
+    slow = appraiser.load_s([Tier.SSD, Tier.DRAM, Tier.SSD])
+    assert slow == pytest.approx(0.2, rel=0.2)
+    assert appraiser.load_s([Tier.SSD] * 4) == pytest.approx(2 * slow, rel=0.2)

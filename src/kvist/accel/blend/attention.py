@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK_ELEMENTS = 1 << 20  # of a mask at once: bounds memory, whatever the prompt's length
-_MAX_CHUNK_ROWS = 512
+_MAX_CHUNK_ROWS = 128  # more would compute more of what the mask then hides
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:

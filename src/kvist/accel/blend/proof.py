@@ -33,24 +33,29 @@ class OwnPass(BlendModel, Protocol):
         """`[n, hidden]` → `[n, vocabulary]`."""
 
 
-def prove_relocation(model: BlendModel, tokens: Tensor) -> None:
+def prove_relocation(
+    model: BlendModel, tokens: Tensor, *, most_positions: int | None = None
+) -> None:
     """Compares shifted keys with the model's own projection at the new positions, layer by layer.
 
     Args:
         model: whose keys shall be moved.
         tokens: `[n]` int64, any ids of its vocabulary, on its device.
+        most_positions: that the model has, if it has a limit.
 
     Raises:
         UnsupportedError: they differ by more than their dtype's rounding.
     """
     import torch
 
+    room = None if most_positions is None else most_positions - len(tokens)
+    shifts = sorted({shift if room is None else min(shift, room) for shift in _SHIFTS})
     with torch.no_grad():
         hidden = model.embed(tokens)
         here = torch.arange(len(tokens), device=tokens.device)
         for layer in range(model.shape.layers):
             _, stored, values = model.project(layer, hidden, here)
-            for shift in _SHIFTS:
+            for shift in shifts:
                 _, own, same = model.project(layer, hidden, here + shift)
                 moved = relocate(stored.transpose(0, 1), here, here + shift, model.rope(layer))
                 _same(moved.transpose(0, 1), own, f"keys of layer {layer} moved by {shift}")
@@ -76,8 +81,14 @@ def prove_model(model: OwnPass, tokens: Tensor) -> None:
     _same(model.logits(found.hidden), logits, "logits of a whole pass", depth)
 
 
-def prove(model: OwnPass, vocabulary: int, device: object = "cpu") -> None:
-    """Both proofs, on made-up tokens below `vocabulary`.
+def prove(
+    model: OwnPass,
+    vocabulary: int,
+    device: object = "cpu",
+    *,
+    most_positions: int | None = None,
+) -> None:
+    """Both proofs, on made-up tokens below `vocabulary` and below `most_positions`, if given.
 
     Raises:
         UnsupportedError: the model cannot be blended.
@@ -86,7 +97,7 @@ def prove(model: OwnPass, vocabulary: int, device: object = "cpu") -> None:
 
     numbers = torch.arange(1, _TOKENS + 1, dtype=torch.int64, device=device)
     tokens = (numbers * 7919 + 13) % vocabulary
-    prove_relocation(model, tokens)
+    prove_relocation(model, tokens, most_positions=most_positions)
     prove_model(model, tokens)
 
 

@@ -13,11 +13,13 @@ import msgspec
 from kvist.bench.blend.prompts import passage_prompts
 from kvist.bench.blend.quality import measure
 from kvist.bench.blend.report import Curve, curve, table
+from kvist.bench.blend.speed import SpeedResult, measure_ttft, ttft_text
 from kvist.bench.machine import describe_machine
 from kvist.bench.samples import Machine
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.core.errors import ConfigError
 
+_SPEED_PASSAGES, _SPEED_TOKENS = 10, 180
 _ROWS = Path(".cache/bench/blend-rows.jsonl")
 
 
@@ -27,6 +29,7 @@ class BlendResult(msgspec.Struct, frozen=True):
     machine: Machine
     texts: str
     quality: Curve | None
+    speed: SpeedResult | None
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,6 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", type=Path, default=_ROWS, help=f"a line for each prompt, to go on from ({_ROWS})"
     )
+    parser.add_argument("--only", choices=("quality", "speed"), help="measure only this")
+    parser.add_argument("--rounds", type=int, default=7, help="prompts to measure TTFT on (7)")
+    parser.add_argument(
+        "--ratio", type=float, default=0.15, help="part computed again in the TTFT (0.15)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.add_argument("--threads", type=int, help="of torch (as many as it wants)")
     return parser
@@ -54,15 +62,21 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; 1 if it could not."""
     options = build_parser().parse_args(arguments)
+    quality, speed = None, None
     try:
         model, tokenizer = load_model(options.threads)
-        found = _quality(options, model, tokenizer)
+        if options.only != "quality":
+            speed = _speed(options, model, tokenizer)
+            print(ttft_text(speed), flush=True)
+        if options.only != "speed":
+            quality = _quality(options, model, tokenizer)
+            print(table(quality))
     except ConfigError as e:
         print(f"kvist.bench.blend: {e}", file=sys.stderr)
         return 1
-    print(table(found))
     if options.json:
-        result = BlendResult(describe_machine(), str(options.texts or "gazetteer"), found)
+        texts = options.texts.name if options.texts else "gazetteer"
+        result = BlendResult(describe_machine(), texts, quality, speed)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return 0
 
@@ -94,11 +108,27 @@ def _quality(options: argparse.Namespace, model: Any, tokenizer: Any) -> Curve:
         texts=options.texts,
     )
 
-    def said(done: int, of: int) -> None:
-        if done % 5 == 0 or done == of:
-            print(f"{done} of {of} prompts", file=sys.stderr, flush=True)
+    blend_model = TransformersBlendModel(model)
+    return curve(measure(blend_model, prompts, options.rows, said=_said))
 
-    return curve(measure(TransformersBlendModel(model), prompts, options.rows, said=said))
+
+def _speed(options: argparse.Namespace, model: Any, tokenizer: Any) -> SpeedResult:
+    prompt = passage_prompts(
+        tokenizer,
+        count=1,
+        passages=_SPEED_PASSAGES,
+        passage_tokens=_SPEED_TOKENS,
+        texts=options.texts,
+    )[0]
+    folder = ensure_smollm2("float32")
+    return measure_ttft(
+        model, folder, prompt, rounds=options.rounds, floor_ratio=options.ratio, said=_said
+    )
+
+
+def _said(done: int, of: int) -> None:
+    if done % 5 == 0 or done == of:
+        print(f"{done} of {of} prompts", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

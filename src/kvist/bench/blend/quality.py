@@ -61,6 +61,8 @@ def measure(
     done = _read(file, ratios)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as out:
+        if file.stat().st_size and not file.read_bytes().endswith(b"\n"):
+            out.write("\n")  # a run that was killed may have left half a line
         for number, prompt in enumerate(prompts):
             if prompt.name not in done:
                 row = measure_prompt(model, prompt, ratios)
@@ -141,7 +143,6 @@ def _read(file: Path, ratios: Sequence[float]) -> dict[str, PromptRow]:
     rows: Mapping[str, PromptRow] = {
         row.name: row
         for line in file.read_text(encoding="utf-8").splitlines()
-        # A run that was killed may leave half a line.
         if _whole(line) and (row := msgspec.json.decode(line, type=PromptRow))
     }
     return {name: row for name, row in rows.items() if wanted <= set(row.ratios)}

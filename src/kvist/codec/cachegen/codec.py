@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from kvist.codec.cachegen.anchors import AnchorCoder
 from kvist.codec.cachegen.body import Body, Mode, open_body
 from kvist.codec.cachegen.levels import BY_NUMBER, Family, Level
-from kvist.codec.cachegen.plan import tuned_plan
+from kvist.codec.cachegen.plan import check_shape, tuned_plan
 from kvist.codec.cachegen.position import MAX_POSITION, Turning
 from kvist.codec.cachegen.table import ProfileTable
 from kvist.codec.payload import CodecId, PayloadHead, layout_tag, open_payload
@@ -75,11 +77,21 @@ class Cachegen:
         self._id = table.id
         self._layout = layout
         self._tag = layout_tag(layout)
-        self._coder: _TunedCoder | AnchorCoder
-        if level.family is Family.TUNED:
-            self._coder = _TunedCoder(table, level, layout)
-        else:
-            self._coder = AnchorCoder(table, level, layout)
+        check_shape(table, layout)
+        # A store can read every level and mostly meets one: the arrays are made at first use.
+        self._table: ProfileTable | None = table
+        self._made: _TunedCoder | AnchorCoder | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _coder(self) -> _TunedCoder | AnchorCoder:
+        with self._lock:
+            if self._made is None:
+                assert self._table is not None
+                kind = _TunedCoder if self.level.family is Family.TUNED else AnchorCoder
+                self._made = kind(self._table, self.level, self._layout)
+                self._table = None
+            return self._made
 
     def encode(self, block: memoryview) -> bytes:
         """See `BlockCodec`: never more than the block and 80 bytes.
@@ -124,8 +136,9 @@ class Cachegen:
             )
         if out.nbytes != self._layout.block_bytes:
             raise FormatError(f"a block has {self._layout.block_bytes} bytes, not {out.nbytes}")
+        coder = self._coder
         body = open_body(
-            view, token_bytes=self._layout.token_bytes, anchor_bytes=self._coder.anchor_bytes
+            view, token_bytes=self._layout.token_bytes, anchor_bytes=coder.anchor_bytes
         )
         wanted = Mode.PAPER if self.level.family is Family.PAPER else Mode.TUNED
         if body.mode is Mode.RAW:
@@ -133,6 +146,6 @@ class Cachegen:
                 raise FormatError(f"a block as it is of {len(body.whole)} bytes")
             out.cast("B")[:] = body.whole
         elif body.mode is wanted:
-            self._coder.decode(body, out.cast("B"))
+            coder.decode(body, out.cast("B"))
         else:
             raise FormatError(f"a cachegen body of mode {body.mode} at level {self.level.name}")

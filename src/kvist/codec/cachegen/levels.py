@@ -40,6 +40,13 @@ class Level:
         middle = "paper-" if self.family is Family.PAPER else ""
         return f"{CACHEGEN}-{middle}{self.rank}"
 
+    @property
+    def summary(self) -> str:
+        """What `kvist codec list` says of it."""
+        if self.family is Family.PAPER:
+            return f"the paper's anchors and deltas, step {self.rank} of 5 from fine to coarse"
+        return f"by the model's table, about {self.nominal_kl:.2g} nats a token"
+
 
 FINEST_KL = 2.0**-16
 LEVELS = tuple(

@@ -133,6 +133,36 @@ def build_table(
     return table
 
 
+def turning_pays(
+    samples: Sequence[Sample], sensitivity: Sensitivity, inv_freq: npt.NDArray[np.float64]
+) -> bool:
+    """Whether keys turned back by these frequencies spread less, on a few of the layers.
+
+    So a model that pairs its channels in another way, or turns keys otherwise, is noticed.
+    """
+    layers = samples[0].kv.shape[0]
+    some = sorted({0, layers // 3, 2 * layers // 3, layers - 1})
+    with_, without = (
+        sum(_key_spread(samples, sensitivity, layer, turning) for layer in some)
+        for turning in (inv_freq, np.zeros(0))
+    )
+    return with_ < without
+
+
+def _key_spread(
+    samples: Sequence[Sample],
+    sensitivity: Sensitivity,
+    layer: int,
+    turning: npt.NDArray[np.float64],
+) -> float:
+    """Sum of the logarithms of how far the first head's keys spread."""
+    parts = [_floats(sample.kv[layer, 0, 0]) for sample in samples]
+    back = np.concatenate([_turn_back(part, turning)[_SKIPPED:] for part in parts])
+    weight = _weights(sensitivity.square[layer, 0, 0], len(turning))
+    _, _, y = _basis(back, weight)
+    return float(np.log2(np.abs(y).mean(0) + _TINY).sum())
+
+
 def _empty(shape: tuple[int, ...]) -> _Spread:
     return _Spread(np.zeros(shape, np.int16), np.zeros(shape, np.uint8))
 

@@ -22,12 +22,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvist.core.errors import ChecksumError, FormatError, VersionError
+from kvist.core.errors import ChecksumError, ConfigError, FormatError, VersionError
 from kvist.core.layout import BlockLayout
 from kvist.native import checksum, digest
 from kvist.native.rans_twin import SCALE
@@ -175,6 +176,29 @@ class ProfileTable:
         good &= bool((self.weight > 0).all() and (self.delta_step > 0).all())
         if not good or abs(self.gauge) > 400:
             raise FormatError("a cachegen table with values that no profile writes")
+
+
+def read_table(path: str | Path) -> ProfileTable:
+    """The table in a file.
+
+    Raises:
+        ConfigError: there is none, or it is not one that this Kvist reads.
+    """
+    where = "$.store.ssd.table"
+    remedy = "make one: kvist codec profile MODEL --out FILE"
+    if not path:
+        raise ConfigError("cachegen needs a table of the model", path=where, remedy=remedy)
+    try:
+        file = Path(path)
+        if file.stat().st_size > MAX_TABLE_BYTES:
+            raise FormatError(f"{path} is too large for a table")
+        return ProfileTable.parse(file.read_bytes())
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot read {path}: {exc.strerror or exc}", path=where, remedy=remedy
+        ) from exc
+    except FormatError as exc:
+        raise ConfigError(f"{path}: {exc}", path=where, remedy=remedy) from exc
 
 
 def _arrays(shape: TableShape, frequencies: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:

@@ -72,6 +72,7 @@ class Saves:
             return
         request = seq.request
         known = request.num_tokens if self.knobs.decode else request.num_prompt_tokens
+        known = seq.clean_tokens(known)  # blended KV, and what was computed on it, is nobody else's
         blocks = seq.cursor.full_blocks(computed_tokens, known, self.geometry.block_tokens)
         if not blocks:
             return

@@ -43,8 +43,8 @@ Dtype dtype_of(const std::string& name) {
   throw nb::value_error("no such plan");
 }
 
-Rebuild way(std::size_t variant) {
-  const auto& all = rebuild_variants();
+template <typename Way>
+Way way(const std::vector<Way>& all, std::size_t variant) {
   return variant < all.size() ? all[variant] : all.back();
 }
 
@@ -104,7 +104,7 @@ class BoundPlan {
   }
 
   std::tuple<nb::bytes, nb::bytes, nb::bytes> encode(nb::handle block, nb::handle cosine,
-                                                     nb::handle sine) const {
+                                                     nb::handle sine, std::size_t variant) const {
     const View view(block);
     const std::size_t tokens = tokens_of(view.bytes());
     if (tokens == 0) throw nb::value_error("the block is not of so many regions");
@@ -113,7 +113,8 @@ class BoundPlan {
     Encoded out;
     {
       nb::gil_scoped_release unlocked;
-      out = plan_.encode(view.data(), tokens, {cos.data(), sin.data()});
+      out = plan_.encode(view.data(), tokens, {cos.data(), sin.data()},
+                         way(multiply_variants(), variant));
     }
     return {bytes_of(out.left_out), bytes_of(out.coded.stream), bytes_of(out.coded.escapes)};
   }
@@ -133,7 +134,7 @@ class BoundPlan {
     {
       nb::gil_scoped_release unlocked;
       good = plan_.decode(from.data(), from.bytes(), given.data(), given.bytes() / 4, kept, tokens,
-                          {cos.data(), sin.data()}, way(variant), to.data());
+                          {cos.data(), sin.data()}, way(rebuild_variants(), variant), to.data());
     }
     if (!good) throw nb::value_error(kNotRows);
   }
@@ -219,7 +220,8 @@ void bind_cachegen(nb::module_& m) {
       .def("encode_rows", &BoundPlan::encode_rows, nb::arg("values"))
       .def("decode_rows", &BoundPlan::decode_rows, nb::arg("stream"), nb::arg("escapes"),
            nb::arg("tokens"))
-      .def("encode", &BoundPlan::encode, nb::arg("block"), nb::arg("cosine"), nb::arg("sine"))
+      .def("encode", &BoundPlan::encode, nb::arg("block"), nb::arg("cosine"), nb::arg("sine"),
+           nb::kw_only(), nb::arg("variant") = best)
       .def("decode", &BoundPlan::decode, nb::arg("stream"), nb::arg("escapes"),
            nb::arg("left_out"), nb::arg("out"), nb::arg("cosine"), nb::arg("sine"), nb::kw_only(),
            nb::arg("variant") = best);

@@ -39,11 +39,11 @@ class Plan {
   const RowCoder& coder() const { return coder_; }
   const Shape& shape() const { return shape_; }
 
-  Encoded encode(const u8* block, std::size_t tokens, Angles angles) const {
+  Encoded encode(const u8* block, std::size_t tokens, Angles angles, Multiply multiply) const {
     std::vector<float> parts(coder_.rows() * tokens), strange(tokens, 0.0f);
     std::vector<u8> fits(tokens, 1);
     for (std::size_t region = 0; region < shape_.regions; ++region) {
-      analyse(block, region, tokens, angles, parts.data());
+      analyse(block, region, tokens, angles, multiply, parts.data());
       for (std::size_t row = region * shape_.dim; row < (region + 1) * shape_.dim; ++row) {
         const float* const part = parts.data() + row * tokens;
         for (std::size_t t = 0; t < tokens; ++t) {
@@ -65,7 +65,7 @@ class Plan {
       const float* const part = parts.data() + row * tokens;
       i32* const to = q.data() + row * kept.size();
       for (std::size_t k = 0; k < kept.size(); ++k) {
-        to[k] = static_cast<i32>(std::nearbyint(part[kept[k]]));
+        to[k] = nearest(part[kept[k]]);
       }
     }
     out.coded = coder_.encode(q.data(), kept.size());
@@ -178,7 +178,7 @@ class Plan {
 
   // The rows of a region before rounding: into `parts`, `[rows][tokens]`.
   void analyse(const u8* block, std::size_t region, std::size_t tokens, Angles angles,
-               float* parts) const {
+               Multiply multiply, float* parts) const {
     const std::size_t dim = shape_.dim;
     std::vector<float> x(dim), across(dim * tokens), y(tokens * stride_);
     for (std::size_t t = 0; t < tokens; ++t) {
@@ -189,8 +189,8 @@ class Plan {
       }
       for (std::size_t c = 0; c < dim; ++c) across[c * tokens + t] = x[c] - mean_[region * stride_ + c];
     }
-    multiply(analysis_.data() + region * dim * stride_, stride_, across.data(), dim, tokens,
-             y.data());
+    multiply({analysis_.data() + region * dim * stride_, stride_, across.data(), dim, tokens,
+              y.data()});
     for (std::size_t d = 0; d < dim; ++d) {
       float* const part = parts + (region * dim + d) * tokens;
       for (std::size_t t = 0; t < tokens; ++t) part[t] = y[t * stride_ + d];

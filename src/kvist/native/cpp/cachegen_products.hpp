@@ -18,18 +18,42 @@ namespace kvist::cachegen {
 constexpr std::size_t kWide = 32;  // a matrix row is padded to whole vectors of so many channels
 
 // out `[tokens][stride]` = values `[count][tokens]` turned over, times matrix `[count][stride]`.
-inline void multiply(const float* matrix, std::size_t stride, const float* values,
-                     std::size_t count, std::size_t tokens, float* out) {
-  for (std::size_t t = 0; t < tokens; ++t) {
-    float* const sums = out + t * stride;
-    std::memset(sums, 0, stride * sizeof(float));
-    for (std::size_t k = 0; k < count; ++k) {
-      const float* const row = matrix + k * stride;
-      const float value = values[k * tokens + t];
-      for (std::size_t c = 0; c < stride; ++c) sums[c] += row[c] * value;
+struct Product {
+  const float* matrix;
+  std::size_t stride;
+  const float* values;
+  std::size_t count, tokens;
+  float* out;
+};
+
+template <std::size_t kTokens>
+__attribute__((always_inline)) inline void multiply_tile(const Product& p, std::size_t token,
+                                                         std::size_t column) {
+  float sums[kTokens][kWide] = {};
+  for (std::size_t k = 0; k < p.count; ++k) {
+    const float* const row = p.matrix + k * p.stride + column;
+    const float* const value = p.values + k * p.tokens + token;
+    for (std::size_t t = 0; t < kTokens; ++t) {
+      for (std::size_t c = 0; c < kWide; ++c) sums[t][c] += row[c] * value[t];
     }
   }
+  for (std::size_t t = 0; t < kTokens; ++t) {
+    std::memcpy(p.out + (token + t) * p.stride + column, sums[t], sizeof(sums[t]));
+  }
 }
+
+template <std::size_t kTokens>
+__attribute__((always_inline)) inline void multiply_all(const Product& p) {
+  for (std::size_t column = 0; column < p.stride; column += kWide) {
+    std::size_t token = 0;
+    for (; token + kTokens <= p.tokens; token += kTokens) multiply_tile<kTokens>(p, token, column);
+    for (; token < p.tokens; ++token) multiply_tile<1>(p, token, column);
+  }
+}
+
+using Multiply = void (*)(const Product&);
+
+inline void multiply_portable(const Product& p) { multiply_all<1>(p); }
 
 // A head's block while it is put together again: `used` pairs of directions of which one at least
 // is not zero everywhere.
@@ -151,7 +175,27 @@ KVIST_REBUILD(rebuild_avx512, __attribute__((target("avx512f,avx512bw,prefer-vec
 #undef KVIST_STORE256
 #endif
 
+#ifdef KVIST_CACHEGEN_VECTORS
+__attribute__((target("avx2"))) inline void multiply_avx2(const Product& p) { multiply_all<2>(p); }
+__attribute__((target("avx512f,prefer-vector-width=512"))) inline void multiply_avx512(
+    const Product& p) {
+  multiply_all<8>(p);
+}
+#endif
+
 // Every way that this machine has, the best last.
+inline const std::vector<Multiply>& multiply_variants() {
+  static const std::vector<Multiply> all = [] {
+    std::vector<Multiply> found{multiply_portable};
+#ifdef KVIST_CACHEGEN_VECTORS
+    if (__builtin_cpu_supports("avx2")) found.push_back(multiply_avx2);
+    if (__builtin_cpu_supports("avx512f")) found.push_back(multiply_avx512);
+#endif
+    return found;
+  }();
+  return all;
+}
+
 inline const std::vector<Rebuild>& rebuild_variants() {
   static const std::vector<Rebuild> all = [] {
     std::vector<Rebuild> found{rebuild_portable};

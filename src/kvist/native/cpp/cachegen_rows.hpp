@@ -189,9 +189,9 @@ class RowCoder {
              u8* low, std::vector<i32>& escapes) const {
     const unsigned shift = shift_[row];
     for (std::size_t t = 0; t < tokens; ++t) {
-      // 64 bits: no value overflows; >> of a negative value rounds down.
-      const std::int64_t symbol = (std::int64_t{values[t]} >> shift) + kMiddle;
-      const bool said = symbol > 0 && symbol < 256 && run.frequencies.of[symbol] != 0;
+      // >> of a negative value rounds down; what lies beyond wraps to what is no symbol.
+      const u32 symbol = static_cast<u32>(values[t] >> shift) + kMiddle;
+      const bool said = symbol - 1 < 255 && run.frequencies.of[symbol] != 0;
       high[t] = said ? static_cast<u8>(symbol) : 0;
       if (low != nullptr) low[t] = said ? static_cast<u8>(values[t] & ((1 << shift) - 1)) : 0;
       if (!said) escapes.push_back(values[t]);

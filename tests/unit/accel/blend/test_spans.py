@@ -143,6 +143,15 @@ def test_a_parent_of_another_scope_is_not_joined() -> None:
     assert (found.start, found.stop, found.keys) == (80, 160, tuple(mine[5:]))
 
 
+def test_a_parent_that_is_not_the_block_before_is_not_joined() -> None:
+    spans, stored = index(), words(1, 160)
+    keys = put(spans, stored[:64])
+    moved = keys_of(words(2, 16))
+    spans.store(moved, stored[64:80], BLOCK, scope=SCOPE, first_block=7, parent=keys[3])
+    found = spans.find(stored, scope=SCOPE)
+    assert [(s.start, s.stop, s.source_start) for s in found] == [(0, 64, 0), (64, 80, 112)]
+
+
 def test_what_stands_behind_a_different_token_of_the_same_block_is_found() -> None:
     spans, stored = index(), words(1, 512)
     spans.store(chain_keys(digest(b"s"), stored, 256), stored, 256, scope=SCOPE)
