@@ -161,14 +161,18 @@ class Keyspaces:
                 return
             del self._open[idle.attach.fingerprint]
         self._opening[attach.fingerprint] = (attach, [then])
-        events: deque[KvEvent] = deque(maxlen=_MOST_EVENTS)
+        events: deque[KvEvent] = deque()
 
         listeners: set[Session] = set()
 
         def heard(event: KvEvent) -> None:
-            if listeners:
-                events.append(event)
-                self._poke()
+            if not listeners:
+                return
+            if len(events) >= _MOST_EVENTS:  # who keeps an index must know that it is wrong
+                events.clear()
+                event = Cleared()
+            events.append(event)
+            self._poke()
 
         def work() -> TieredStore:
             if idle is not None:

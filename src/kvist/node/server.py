@@ -83,6 +83,11 @@ class NodeServer:
         self._poked = False
         self.poke()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._stop is not None
+
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
         self._listener.settimeout(0)
