@@ -87,6 +87,7 @@ class CachegenPlan:
         basis: Buffer,
         scale: Buffer,
         mean: Buffer,
+        rounding: Buffer,
         inverse_spread: Buffer,
         turned: Buffer,
         pairs: int,
