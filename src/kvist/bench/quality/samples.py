@@ -189,7 +189,7 @@ class SampleLog:
             for line in _read_lines(path, settings):
                 if isinstance(line, TableMark):
                     self._table = line.table
-                else:
+                elif not getattr(line, "fault", ""):  # a fault may have been mended since
                     self._known[_name(line)] = line
         else:
             _append(path, Head(settings))
