@@ -131,6 +131,28 @@ METRICS: tuple[Metric, ...] = (
         "Reservations refused because too few slots could be freed at that moment.",
     ),
     Metric(
+        "kvist_blend_requests_total",
+        _C,
+        "requests",
+        "Prompts that were to be made of spans, by what became of them: blended; else computed "
+        "whole, because that is predicted to be as fast (recompute_faster), blocks could not be "
+        "read (unread), the repair found more deviation than allowed (deviates), or it failed "
+        "(failed).",
+        ("outcome",),
+    ),
+    Metric(
+        "kvist_blended_tokens_total",
+        _C,
+        "tokens",
+        "Tokens whose KV came from a span that was cached elsewhere, repaired ones included.",
+    ),
+    Metric(
+        "kvist_repaired_tokens_total",
+        _C,
+        "tokens",
+        "Of those, tokens that were computed again from the check layer on.",
+    ),
+    Metric(
         "kvist_breaker_open",
         _G,
         "boolean",

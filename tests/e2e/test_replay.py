@@ -94,3 +94,68 @@ def test_replay_names_file_line_and_field_of_a_bad_trace(
     assert "hash_ids" in err
     assert err.count("\n") == 1
     assert main(["replay", str(trace.parent / "none.jsonl")]) == 2
+
+
+@pytest.fixture
+def rag_trace(tmp_path: Path) -> Path:
+    """Thirty prompts of a system prompt, three of six passages in any order, and a question."""
+    parts = {
+        "1_sys_prompt": ("sys_prompt_id", {1: 100}),
+        "2_passages": ("passage_id", {10 + n: 120 + 20 * n for n in range(6)}),
+        "3_history": ("history_id", {30: 11}),
+        "4_user_input": ("user_input_id", {100 + n: 5 + n for n in range(30)}),
+        "5_web_search": ("web_search_id", {40: 9}),
+    }
+    for file, (field, lengths) in parts.items():
+        lines = [json.dumps({field: n, "token_length": t}) for n, t in lengths.items()]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
+    path = tmp_path / "0_trace.jsonl"
+    records = [
+        {
+            "timestamp": str(n),
+            "input_length": 1,
+            "hash_ids": {
+                "sys_prompt": [1],
+                "passages_ids": [10 + (n * k) % 7 % 6 for k in (1, 2, 3)],
+                "user_input": [100 + n],
+            },
+        }
+        for n in range(30)
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def test_replay_finds_spans_that_prefixes_miss(
+    rag_trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["replay", str(rag_trace), "--reuse", "span"]
+    assert main([*args, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert set(found) == {
+        "policy",
+        "capacity_blocks",
+        "prefix_token_ratio",
+        "span_token_ratio",
+        "ideal_token_ratio",
+        "spans",
+        "span_tokens_mean",
+        "blocks_written",
+        "index_blocks",
+        "index_bytes",
+    }
+    assert found["prefix_token_ratio"] < found["span_token_ratio"] <= found["ideal_token_ratio"]
+    assert found["span_token_ratio"] > 0.9 * found["ideal_token_ratio"]
+    assert main([*args, "--policy", "lru,belady", "--capacity", "10,100%"]) == 0
+    out = capsys.readouterr().out
+    assert "with spans" in out
+    assert out.count("belady") == 2
+
+
+def test_replay_of_spans_needs_a_trace_that_says_its_parts(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(trace), "--reuse", "span"]) == 2
+    err = capsys.readouterr().err
+    assert "do not say of which parts they are made" in err
+    assert err.count("\n") == 1

@@ -27,7 +27,6 @@ from enum import IntEnum
 from typing import Protocol
 
 from kvist.codec.frame import Buffer
-from kvist.codec.registry import Decoder
 from kvist.core.errors import FormatError, VersionError
 from kvist.core.layout import BlockLayout
 from kvist.native import digest
@@ -53,7 +52,7 @@ class CodecId(IntEnum):
     AEAD = 6
 
 
-class BlockCodec(Decoder, Protocol):
+class BlockCodec(Protocol):
     """A codec bound to one layout. Thread-safe; both halves release the GIL where it matters."""
 
     @property
@@ -66,6 +65,14 @@ class BlockCodec(Decoder, Protocol):
 
         Raises:
             FormatError: `block` is not of the size that the codec was bound to.
+        """
+        ...
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        """Fills `out`, the block's raw bytes, from a payload. On an error `out` is undefined.
+
+        Raises:
+            FormatError: the payload is not what the codec makes, or of another raw size.
         """
         ...
 
@@ -112,22 +119,32 @@ class PayloadHead:
 
 
 def open_payload(
-    stored: Buffer, *, codec: CodecId, raw_bytes: int | None = None, layout: bytes = NO_LAYOUT
+    stored: Buffer,
+    *,
+    codec: CodecId,
+    raw_bytes: int | None = None,
+    layout: bytes = NO_LAYOUT,
+    level: int | None = None,
+    table: bytes | None = None,
 ) -> tuple[PayloadHead, memoryview]:
     """The head of `stored`, proven to be of `codec` and of what the caller expects, and its body.
 
     Args:
         raw_bytes: the size that decoding must give; `None` where the caller takes any.
         layout: `layout_tag` of the block that is wanted.
+        level, table: what the codec decodes with; `None` where the caller takes any.
 
     Raises:
-        FormatError: it is too short or too long, or of another codec, size or layout.
+        FormatError: it is too short or too long, or of another codec, size, layout, level or
+            table.
         VersionError: written by a newer Kvist.
     """
     view = memoryview(stored).cast("B")
     if len(view) < HEAD_BYTES:
         raise FormatError(f"a payload has at least {HEAD_BYTES} bytes, not {len(view)}")
-    magic, version, number, level, zeros, table, found_layout, raw, body = _HEAD.unpack_from(view)
+    magic, version, number, found_level, zeros, found_table, found_layout, raw, body = (
+        _HEAD.unpack_from(view)
+    )
     if magic != _MAGIC:
         raise FormatError(f"a payload's magic is {magic!r}, not {_MAGIC!r}")
     if version != PAYLOAD_VERSION:
@@ -138,7 +155,11 @@ def open_payload(
         raise FormatError("a payload of a block of another layout")
     if raw_bytes is not None and raw != raw_bytes:
         raise FormatError(f"a payload of {raw} decoded bytes, not {raw_bytes}")
+    if level not in (None, found_level):
+        raise FormatError(f"a payload of level {found_level}, not {level}")
+    if table not in (None, found_table):
+        raise FormatError("a payload encoded with another table")
     if body != len(view) - HEAD_BYTES:
         raise FormatError(f"a payload of {len(view) - HEAD_BYTES} bytes that says {body}")
-    head = PayloadHead(codec, raw, body, level, bytes(table), bytes(found_layout))
+    head = PayloadHead(codec, raw, body, found_level, found_table, found_layout)
     return head, view[HEAD_BYTES:]

@@ -9,22 +9,22 @@ from kvist.config.preflight import (
     preflight,
     read_machine,
     remote_answers,
+    remote_codec,
     ssd_bytes,
+    ssd_codec,
     ssd_folder,
     ssd_folders,
 )
-from kvist.config.schema import (
+from kvist.config.schema import Config, ConnectorConfig, EventsConfig, NodeConfig
+from kvist.config.shown import without_password
+from kvist.config.size import format_size, parse_size
+from kvist.config.store_schema import (
     BreakerConfig,
-    Config,
-    ConnectorConfig,
     DramConfig,
-    EventsConfig,
     RemoteConfig,
     SsdConfig,
     StoreConfig,
 )
-from kvist.config.shown import without_password
-from kvist.config.size import format_size, parse_size
 
 __all__ = [
     "BreakerConfig",
@@ -35,6 +35,7 @@ __all__ = [
     "Knob",
     "LoadedConfig",
     "Machine",
+    "NodeConfig",
     "Problem",
     "RemoteConfig",
     "SsdConfig",
@@ -48,7 +49,9 @@ __all__ = [
     "preflight",
     "read_machine",
     "remote_answers",
+    "remote_codec",
     "ssd_bytes",
+    "ssd_codec",
     "ssd_folder",
     "ssd_folders",
     "value_at",

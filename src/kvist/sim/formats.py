@@ -214,6 +214,7 @@ def _ragpulse(lines: Iterable[Line], folder: Path, name: str, clock: Arrivals) -
                 input_tokens=sum(tokens for _, tokens in spans),
                 output_tokens=record.output_length,
                 session=record.session_id,
+                parts=tuple(spans),
             )
         )
     return Trace.of(name, _BLOCK_TOKENS, requests, repeated_tokens_ratio=parts.ratio)

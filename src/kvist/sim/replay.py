@@ -9,7 +9,7 @@ until they fit; for the others room is made first, sparing what the request uses
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.policy.filters import InsertFilter
 from kvist.policy.protocol import Anticipates, EvictionPolicy, TakesHints
-from kvist.sim.traces import Trace
+from kvist.sim.traces import Request, Trace
 
 _TICK = 200  # requests between two calls of `progress`
 # Llama-3-70B: FLOPs of the prefill of tokens p..n are 2 N (n - p) + 2 L h d (n² - p²).
@@ -66,10 +66,19 @@ class Contender:
     insert_filter: InsertFilter | None = None
 
 
-class _Cache:
-    """The keys that are resident, kept in step with a policy."""
+class Cache:
+    """The keys that are resident, kept in step with a policy.
 
-    def __init__(self, contender: Contender, capacity_blocks: int) -> None:
+    Args:
+        contender: the policy; used up afterwards.
+        capacity_blocks: most blocks at the end of each request.
+        evicted: gets what leaves, if somebody wants to know.
+    """
+
+    def __init__(
+        self, contender: Contender, capacity_blocks: int, evicted: list[Key] | None = None
+    ) -> None:
+        self.evicted = evicted
         self.policy = contender.policy
         self.filter = contender.insert_filter
         self.capacity_blocks = capacity_blocks
@@ -88,6 +97,8 @@ class _Cache:
                 continue
             remove(key)
             resident.discard(key)
+            if self.evicted is not None:
+                self.evicted.append(key)
             left -= 1
             if not left:
                 break
@@ -145,7 +156,7 @@ class _Cache:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """A replay makes no garbage in cycles, and looking for it took a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -156,7 +167,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_paused()
+@collector_paused()
 def replay(
     trace: Trace,
     contender: Contender,
@@ -171,7 +182,7 @@ def replay(
         capacity_blocks: most blocks at the end of each request.
         progress: gets the number of requests done, every few hundred.
     """
-    cache = _Cache(contender, capacity_blocks)
+    cache = Cache(contender, capacity_blocks)
     resident = cache.resident
     policy, clock = contender.policy, contender.clock
     begin = policy.begin if isinstance(policy, TakesHints) else None
@@ -182,13 +193,8 @@ def replay(
         keys = request.keys
         clock.now_s = request.time_s
         if begin is not None:
-            partial = keys[-1] if keys and request.input_tokens % trace.block_tokens else None
-            begin(Hints(request.finish, request.output_tokens, partial))
-        hits = 0
-        for key in keys:
-            if key not in resident:
-                break
-            hits += 1
+            begin(hints_of(request, trace.block_tokens))
+        hits = run_length(keys, resident)
         hit_blocks += hits
         tokens = min(hits * trace.block_tokens, request.input_tokens)
         hit_tokens += tokens
@@ -206,6 +212,22 @@ def replay(
         flops_saved_ratio=saved_flops / max(1.0, all_flops),
         blocks_written=cache.written,
     )
+
+
+def hints_of(request: Request, block_tokens: int) -> Hints:
+    """What a request tells the policies that listen."""
+    partial = request.keys[-1] if request.keys and request.input_tokens % block_tokens else None
+    return Hints(request.finish, request.output_tokens, partial)
+
+
+def run_length(keys: Iterable[Key], resident: Container[Key]) -> int:
+    """How many keys from the first on are resident."""
+    hits = 0
+    for key in keys:
+        if key not in resident:
+            break
+        hits += 1
+    return hits
 
 
 def prefill_flops(tokens: int) -> float:

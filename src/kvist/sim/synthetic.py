@@ -256,6 +256,7 @@ def _rag(name: str, random: Random, requests: int, rate_per_s: float) -> Trace:
                 keys=tuple(chained(component_blocks(spans))),
                 input_tokens=sum(tokens for _, tokens in spans),
                 output_tokens=_lognormal(random, 150, 0.7, 1_000),
+                parts=tuple(spans),
             )
         )
     return Trace.of(name, _RAG_BLOCK_TOKENS, found, repeated_tokens_ratio=repeats.ratio)

@@ -41,6 +41,9 @@ class Request:
     output_tokens: int | None = None
     finish: Finish = Finish.UNKNOWN
     session: str = ""
+    # What the prompt is made of, in order: (part, its tokens); equal parts are equal text. Empty
+    # where the trace does not say.
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

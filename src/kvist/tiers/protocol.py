@@ -17,8 +17,8 @@ class Payload:
     """One block on its way down: its identity and its encoded bytes (valid during the call).
 
     `checksum` is that of `data`, if its writer took it. `codec` names what `data` was encoded with,
-    `raw_bytes` is the size of the decoded block; by
-    default the bytes are the block itself.
+    `raw_bytes` is the size of the decoded block; by default the bytes are the block itself.
+    `tenant` is whose key seals it where the tier seals.
     """
 
     key: Key
@@ -27,6 +27,7 @@ class Payload:
     codec: str = RAW_CODEC
     raw_bytes: int | None = None
     checksum: int | None = None
+    tenant: str = ""
 
     @property
     def decoded_bytes(self) -> int:

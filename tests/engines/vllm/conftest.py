@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-if (folder := str(Path(__file__).parent)) not in sys.path:
-    sys.path.insert(0, folder)  # for `vllm_engine`; pytest runs with `importmode=importlib`
+# For `vllm_engine` and `node_process`; pytest runs with `importmode=importlib`.
+for folder in (Path(__file__).parent, Path(__file__).parents[2] / "node"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -54,3 +56,28 @@ def reference(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
             with VllmEngine(smollm2_folder, log, enable_prefix_caching=False) as engine:
                 make_reference(engine).save(saved)
     return Reference.load(saved)
+
+
+@pytest.fixture
+def small_llama(tmp_path: Path) -> Path:
+    """A random Llama with four KV heads, which two ranks can share (SmolLM2 has three)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype="float32",
+    )
+    folder = tmp_path / "llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

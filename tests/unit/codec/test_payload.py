@@ -106,3 +106,12 @@ def test_each_field_of_a_layout_changes_its_tag() -> None:
     tags = {layout_tag(layout) for layout in [LAYOUT, *others]}
     assert len(tags) == 7
     assert NO_LAYOUT not in tags
+
+
+def test_another_level_or_table_than_the_wanted_is_refused() -> None:
+    fields = {"codec": CodecId.CACHEGEN, "layout": layout_tag(LAYOUT)}
+    assert open_payload(STORED, level=3, table=bytes(range(16)), **fields)[0] == HEAD
+    with pytest.raises(FormatError, match="level 3, not 2"):
+        open_payload(STORED, level=2, **fields)
+    with pytest.raises(FormatError, match="another table"):
+        open_payload(STORED, table=bytes(16), **fields)

@@ -21,11 +21,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvist.assemble import open_embedded_store
+from kvist.assemble import open_store
 from kvist.config import Config, load_config
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm import roles
+from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.engine_facts import check_version, read_facts
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs
@@ -35,6 +36,7 @@ from kvist.connectors.vllm.scheduler_side import SchedulerSide
 from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats, Totals
 from kvist.connectors.vllm.worker_side import WorkerSide
 from kvist.core.errors import LeaseError
+from kvist.core.events import KvEvent
 from kvist.core.outcome import Tier
 
 log = logging.getLogger("kvist.vllm")
@@ -68,35 +70,50 @@ class KvistConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config.kv_transfer_config)
             self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
-            self._store = open_embedded_store(
+            self._departures = Departures()
+            self._store = open_store(
                 self._config,
                 block_bytes=self._facts.layout.block_bytes,
                 fingerprint=self._facts.fingerprint,
+                layout=self._facts.layout,
                 shard=roles.data_parallel_shard(vllm_config),
-                on_event=self._feed.store_event,
+                on_event=self._store_event,
             )
             self._recorder = roles.recorder(self._config, self._facts, vllm_config)
-            self._scheduler = self._scheduler_side(vllm_config.kv_transfer_config)
+            self._scheduler = self._scheduler_side(
+                vllm_config.kv_transfer_config, kv_cache_config.num_blocks
+            )
 
-    def _scheduler_side(self, transfer: Any) -> SchedulerSide:
-        knobs = self._config.connector
+    def _store_event(self, event: KvEvent) -> None:
+        """From the store, on any of its threads."""
+        self._feed.store_event(event)
+        self._departures.store_event(event)
+
+    def _scheduler_side(self, transfer: Any, pages: int) -> SchedulerSide:
+        knobs, appraiser = self._config.connector, self._appraiser()
+        loads = knobs.load and transfer.is_kv_consumer
+        blend = roles.blends(
+            self._config, self._store, self._facts, self._departures, appraiser, pages=pages
+        )
         return SchedulerSide(
             self._store,
-            self._store.arena.locator(),
+            roles.arena_of(self._store),
             self._facts,
             self._feed,
             LoadKnobs(
-                enabled=knobs.load and transfer.is_kv_consumer,
+                enabled=loads,
                 min_tokens=knobs.min_load_tokens,
                 deadline_s=self._config.store.read_deadline_s,
             ),
             SaveKnobs(
                 enabled=knobs.save and transfer.is_kv_producer,
                 decode=knobs.save_decode,
-                all_blocks=knobs.save_unseen == "always",
+                # which text is asked for again does not show in keys
+                all_blocks=knobs.save_unseen == "always" or self._config.blend.enabled,
             ),
-            self._appraiser(),
+            appraiser,
             self._recorder,
+            blend=blend if loads else None,
         )
 
     def _appraiser(self) -> Appraiser:
@@ -120,7 +137,11 @@ class KvistConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's pages exist; learn their layout now, so that a misfit stops the start."""
         self._worker = roles.worker_side(
-            kv_caches, self._facts, self._vllm_config, self._config.connector.copy_threads
+            kv_caches,
+            self._facts,
+            self._vllm_config,
+            self._config.connector.copy_threads,
+            blend=self._config.blend.enabled,
         )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

@@ -25,6 +25,7 @@ from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome, ReadTotals
 from kvist.tiers.busy import BusyMeter
+from kvist.tiers.encoding import encoded
 from kvist.tiers.protocol import Payload
 from kvist.tiers.remote.frames import Arrival, MissCause, Names, framed
 from kvist.tiers.remote.knowledge import Knowledge
@@ -76,7 +77,7 @@ class RemoteTier:
             keyspace: the fingerprint (32 bytes) that names and frames bear.
             connections: reads that may be under way at once, and half as many writes.
             limits: how it learns what others stored.
-            codecs: decoders of what is not raw.
+            codecs: how blocks are encoded, and which can be read.
             available: whether the medium can be expected to answer; while not, nothing is present.
             counts: what the adapter's calls came to, for `samples`.
             clock: seconds that only grow.
@@ -137,6 +138,7 @@ class RemoteTier:
         Raises:
             TierFullError: no space even after eviction.
             TierError: the medium failed; what was not stored is absent.
+            FormatError: a block is not of the layout that the codecs are for.
             ClosedError: the tier was closed.
         """
         self._demand_open()
@@ -145,7 +147,7 @@ class RemoteTier:
             chosen.setdefault(payload.key, payload)
         calls: list[tuple[list[Key], Future[PutReport]]] = []
         for part in _parts(list(chosen.values()), lambda p: p.data.nbytes):
-            objects = [framed(payload, self._names) for payload in part]
+            objects = [framed(encoded(p, self._codecs), self._names) for p in part]
             calls.append(([p.key for p in part], self._submit_put(objects)))
         failure: TierError | None = None
         for part_keys, call in calls:

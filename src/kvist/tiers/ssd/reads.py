@@ -89,13 +89,14 @@ class _FrameBuffers:
     def _decode(self, header: FrameHeader, codecs: CodecRegistry) -> MissCause | None:
         out = self.wanted.out
         if header.codec == RAW_CODEC:
-            return None if self._stored is out else MissCause.CODEC
-        decoder = codecs.find(header.codec)
-        if decoder is None:
+            right = self._stored is out and codecs.takes_raw
+            return None if right else MissCause.CODEC
+        chain = codecs.find(header.codec)
+        if chain is None:
             return MissCause.CODEC
         stored = memoryview(bytes(out)) if self._stored is out else self._stored
         try:
-            decoder.decode(stored, out)
+            chain.decode(stored, out, key=self.wanted.place.key)
         except FormatError:
             return MissCause.CODEC
         return None

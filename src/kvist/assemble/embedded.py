@@ -1,18 +1,16 @@
-"""Turns a configuration into objects; the only module that knows every implementation."""
+"""A store inside this process."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 
-from kvist.adapters.opening import Limits, open_layered
-from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
-from kvist.core.errors import ConfigError, TierBusyError, TierError
+from kvist.assemble.below import open_below
+from kvist.config import Config, dram_bytes
+from kvist.core.errors import ConfigError
 from kvist.core.events import KvEvent
+from kvist.core.layout import BlockLayout
 from kvist.core.outcome import Tier
 from kvist.policy import (
     AdmitAll,
@@ -35,14 +33,8 @@ from kvist.store.breaker import Breaker
 from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
-from kvist.tiers.protocol import LowerTier
-from kvist.tiers.remote import LearnLimits, RemoteTier
-from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
-from kvist.tiers.ssd.striped import StripedTier
-from kvist.tiers.stacked import StackedTier
 from kvist.tiers.warmer import Warmer
 
-_log = logging.getLogger(__name__)
 _REMEMBERED_CAPACITIES = 8
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
 # Each gets the blocks that the DRAM tier holds.
@@ -58,7 +50,6 @@ _POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "value": lambda _: Value(time.monotonic),
     "w-tinylfu": WTinyLfu,
 }
-_FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
 
 
 def open_embedded_store(
@@ -66,6 +57,7 @@ def open_embedded_store(
     *,
     block_bytes: int,
     fingerprint: bytes,
+    layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
 ) -> TieredStore:
@@ -75,11 +67,13 @@ def open_embedded_store(
         config: the knobs.
         block_bytes: size of one canonical block.
         fingerprint: the keyspace's fingerprint (32 bytes), written into every frame.
+        layout: what a block looks like; codecs other than `raw` and `aead` need it.
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
 
     Raises:
-        ConfigError: the DRAM tier holds no block, or the insert filter does not fit the order.
+        ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
+            codec cannot be had: no such one, not for this layout, without keys or its package.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
@@ -93,7 +87,7 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower = _open_below(config, fingerprint, shard)
+    lower = open_below(config, fingerprint, shard, layout)
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -146,94 +140,3 @@ def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int)
             )
         return ByValue(policy)
     return AdmitAll()
-
-
-def _open_below(config: Config, fingerprint: bytes, shard: str) -> LowerTier | None:
-    """The SSD tier, the remote tier, the one above the other, or nothing.
-
-    Raises:
-        ConfigError: the remote is none that we know.
-        TierBusyError: another process owns a folder of the SSD tier.
-        TierError: a medium cannot be used.
-    """
-    knobs = config.store.remote
-    with ExitStack() as undo:
-        disk = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
-        if not knobs.url:
-            return disk
-        if disk is not None:
-            undo.callback(disk.close)
-        remote = _open_remote(config, fingerprint)
-        undo.pop_all()
-    return remote if disk is None else StackedTier(disk, remote, queue_bytes=knobs.queue)
-
-
-def _open_remote(config: Config, fingerprint: bytes) -> RemoteTier:
-    knobs, breaker = config.store.remote, config.store.breaker
-    opened = open_layered(
-        knobs.url,
-        Limits(
-            capacity_bytes=knobs.capacity or None,
-            connections=knobs.connections,
-            timeout_s=knobs.timeout_s,
-            retries=knobs.retries,
-            bytes_per_s=knobs.bandwidth,
-            failures=breaker.failures,
-            window_s=breaker.window_s,
-            open_s=breaker.open_s,
-        ),
-    )
-    return RemoteTier(
-        opened.adapter,
-        keyspace=fingerprint,
-        connections=knobs.connections,
-        limits=LearnLimits(
-            most_blocks=knobs.index, probe_s=knobs.probe_s, refresh_s=knobs.refresh_s
-        ),
-        available=opened.breaker.passes,
-        counts=opened.counts.counts,
-    )
-
-
-def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> SsdTier | StripedTier:
-    """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
-
-    Raises:
-        TierBusyError: another process owns a folder.
-        TierError: no folder can be used.
-    """
-    folders = ssd_folders(config)
-    if len(folders) == 1:
-        return _open_folder(config, folders[0], fingerprint, shard)
-    members: list[tuple[str, SsdTier, float]] = []
-    failure: TierError | None = None
-    with ExitStack() as undo:
-        for folder in folders:
-            try:
-                tier = _open_folder(config, folder, fingerprint, shard)
-            except TierBusyError:
-                raise
-            except TierError as error:
-                _log.warning("SSD folder %s is left out: %s", folder, error)
-                failure = error
-                continue
-            undo.callback(tier.close)
-            members.append((str(folder), tier, float(ssd_bytes(config, folder=folder))))
-        if failure is not None and not members:
-            raise failure
-        undo.pop_all()
-    return StripedTier(members)
-
-
-def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -> SsdTier:
-    ssd = config.store.ssd
-    return SsdTier.open(
-        folder / shard if shard else folder,
-        keyspace=fingerprint,
-        capacity_bytes=ssd_bytes(config, folder=folder),
-        segment_bytes=ssd.segment,
-        fsync=_FSYNC[ssd.fsync],
-        mode=IoMode(ssd.io),
-        engine=EngineKind(ssd.engine),
-        depth=ssd.depth,
-    )

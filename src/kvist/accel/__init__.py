@@ -1,0 +1,1 @@
+"""Doing less work with the KV cache that is there."""

@@ -1,0 +1,1 @@
+"""Reuse of cached text that stands elsewhere in the prompt: find, relocate, repair."""

@@ -1,0 +1,1 @@
+"""Benchmarks of non-prefix reuse."""
