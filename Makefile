@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers reproduce gpu soak ci
+.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers reproduce gpu soak fuzz ci
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
@@ -61,5 +61,8 @@ gpu: setup  ## run the tests that need a GPU
 soak: setup  ## run the crash, fault, stress and property tests for long
 	@KVIST_CRASH_ROUNDS=1000 KVIST_CHAOS_SEEDS=500 KVIST_STRESS_S=600 HYPOTHESIS_PROFILE=soak \
 	  $(PY) -m pytest -q --timeout 7200 tests/property tests/faults tests/stress
+
+fuzz: setup  ## throw damaged payloads at every codec for minutes
+	@KVIST_FUZZ_S=150 $(PY) -m pytest -q --timeout 1200 tests/faults/test_payload_fuzz.py
 
 ci: check test  ## what must pass before a change is merged

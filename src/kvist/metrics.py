@@ -131,11 +131,92 @@ METRICS: tuple[Metric, ...] = (
         "Reservations refused because too few slots could be freed at that moment.",
     ),
     Metric(
+        "kvist_blend_requests_total",
+        _C,
+        "requests",
+        "Prompts that were to be made of spans, by what became of them: blended; else computed "
+        "whole, because blocks could not be read (unread), the repair found more deviation than "
+        "allowed (deviates), or it failed (failed).",
+        ("outcome",),
+    ),
+    Metric(
+        "kvist_blended_tokens_total",
+        _C,
+        "tokens",
+        "Tokens whose KV came from a span that was cached elsewhere, repaired ones included.",
+    ),
+    Metric(
+        "kvist_repaired_tokens_total",
+        _C,
+        "tokens",
+        "Of those, tokens that were computed again from the check layer on.",
+    ),
+    Metric(
         "kvist_breaker_open",
         _G,
         "boolean",
         "1 while a tier's breaker is open and the tier is treated as absent, else 0.",
         ("tier",),
+    ),
+    Metric(
+        "kvist_remote_calls_total",
+        _C,
+        "calls",
+        "Calls to the remote, by what was asked: get, put, delete or list.",
+        ("operation",),
+    ),
+    Metric(
+        "kvist_remote_failures_total",
+        _C,
+        "calls",
+        "Those that failed, a resting breaker's refusals included.",
+        ("operation",),
+    ),
+    Metric(
+        "kvist_remote_seconds_total",
+        _C,
+        "seconds",
+        "Time that calls to the remote took, summed over calls.",
+        ("operation",),
+    ),
+    Metric(
+        "kvist_remote_bytes_total",
+        _C,
+        "bytes",
+        "Bytes of objects that came from the remote (get) or went there (put).",
+        ("operation",),
+    ),
+    Metric(
+        "kvist_remote_misses_total",
+        _C,
+        "blocks",
+        "Blocks asked of the remote that were no hit: absent, damaged, size, version, codec.",
+        ("cause",),
+    ),
+    Metric(
+        "kvist_remote_unsent_total",
+        _C,
+        "blocks",
+        "Blocks that did not get to the remote: refused for the cap on what waits, or failed.",
+        ("reason",),
+    ),
+    Metric(
+        "kvist_remote_known_blocks",
+        _G,
+        "blocks",
+        "Blocks that this host believes to be in the remote now.",
+    ),
+    Metric(
+        "kvist_remote_waiting_bytes",
+        _G,
+        "bytes",
+        "Bytes of blocks in memory that wait to be sent to the remote now.",
+    ),
+    Metric(
+        "kvist_remote_resting",
+        _G,
+        "boolean",
+        "1 while the remote keeps failing and is left alone, else 0.",
     ),
 )
 

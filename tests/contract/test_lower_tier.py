@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvist.adapters.files import FilesAdapter
+from kvist.adapters.memory import MemoryAdapter, MemoryMedium
+from kvist.adapters.protocol import StorageAdapter
 from kvist.core.keys import Key
 from kvist.testing.tier_suite import (
     BLOCK_BYTES,
@@ -16,6 +19,7 @@ from kvist.testing.tier_suite import (
 )
 from kvist.tiers.memory import MemoryTier, StoredBlock
 from kvist.tiers.protocol import LowerTier
+from kvist.tiers.remote import RemoteTier
 from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
 from kvist.tiers.ssd.striped import StripedTier
 
@@ -101,4 +105,24 @@ class TestSsdTierWithFsync(LowerTierSuite):
         return SsdTier.open(directory, keyspace=bytes(32), capacity_bytes=capacity_bytes)
 
 
+class TestRemoteTierOnMemory(LowerTierSuite):
+    def open_tier(self, directory: Path, capacity_bytes: int = CAPACITY_BYTES) -> LowerTier:
+        medium = _OBJECTS.setdefault(directory, MemoryMedium())
+        return open_remote(MemoryAdapter(medium, capacity_bytes=capacity_bytes))
+
+
+class TestRemoteTierOnFiles(LowerTierSuite):
+    def open_tier(self, directory: Path, capacity_bytes: int = CAPACITY_BYTES) -> LowerTier:
+        root = directory / "shared"
+        return open_remote(FilesAdapter(root, capacity_bytes=capacity_bytes, grace_s=0.0))
+
+
+def open_remote(adapter: StorageAdapter) -> LowerTier:
+    """A remote tier that has learned what is there, as the suite expects of a disk."""
+    tier = RemoteTier(adapter, keyspace=bytes(32))
+    assert tier.wait_listed(20.0)
+    return tier
+
+
 _MEDIA: dict[Path, dict[Key, StoredBlock]] = {}
+_OBJECTS: dict[Path, MemoryMedium] = {}

@@ -114,3 +114,22 @@ def questions() -> list[str]:
         )
         out.append(asks[number % len(asks)])
     return out
+
+
+def answered_questions(count: int) -> list[tuple[str, str, str]]:
+    """`count` of (entry, question, the words in the entry that answer it); the same every time.
+
+    Raises:
+        ValueError: the gazetteer has fewer entries.
+    """
+    out: list[tuple[str, str, str]] = []
+    for number, entry in enumerate(_entries()):
+        if number == count:
+            return out
+        asks = (
+            (f"Who founded {entry.place}?", entry.founder),
+            (f"In which year was {entry.place} founded?", str(entry.year)),
+            (f"How many people live in {entry.place}?", str(entry.people)),
+        )
+        out.append((entry.text.strip(), *asks[number % len(asks)]))
+    raise ValueError(f"the document has fewer than {count} entries")

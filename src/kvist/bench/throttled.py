@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-from kvist import assemble
+from kvist.assemble import below
 from kvist.connectors.vllm.connector import KvistConnector
 from kvist.tiers.ssd import PosixIo, SsdTier
 
@@ -53,7 +53,7 @@ class ThrottledConnector(KvistConnector):
 
         whole, transfer.kv_connector_extra_config = transfer.kv_connector_extra_config, knobs
         try:
-            with patch.object(assemble, "SsdTier", SlowTier):
+            with patch.object(below, "SsdTier", SlowTier):
                 super().__init__(vllm_config, role, kv_cache_config)
         finally:
             transfer.kv_connector_extra_config = whole

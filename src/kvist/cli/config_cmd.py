@@ -14,9 +14,11 @@ from kvist.config import (
     format_size,
     knobs,
     preflight,
+    remote_answers,
     ssd_bytes,
     ssd_folder,
     value_at,
+    without_password,
 )
 
 
@@ -39,8 +41,8 @@ def add_parser(subparsers: Any) -> None:
         inner,
         "check",
         summary="check the configuration against this machine",
-        details="Makes the SSD folder and writes a probe file in it. Exits with 1 if Kvist "
-        "would not start well.",
+        details="Makes the SSD folder and writes a probe file in it; asks the remote, if there is "
+        "one, for an answer. Exits with 1 if Kvist would not start well.",
         example="kvist config check",
     )
     for command in (show, check):
@@ -62,13 +64,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(loaded: LoadedConfig, *, as_json: bool) -> int:
     if as_json:
-        screen.print_json({"config": as_mapping(loaded.config), "origins": dict(loaded.origins)})
+        config = as_mapping(loaded.config)
+        config["store"]["remote"]["url"] = without_password(loaded.config.store.remote.url)
+        screen.print_json({"config": config, "origins": dict(loaded.origins)})
         return 0
     grid = screen.table("knob", "value", "from")
     for path, knob in knobs().items():
         value = value_at(loaded.config, path)
         is_number = knob.is_size and isinstance(value, int)
         text = format_size(value) if is_number and isinstance(value, int) else str(value)
+        text = without_password(text)
         if isinstance(value, bool):
             text = text.lower()
         grid.add_row(path, text, loaded.origins[path])
@@ -79,6 +84,9 @@ def _show(loaded: LoadedConfig, *, as_json: bool) -> int:
 def _check(loaded: LoadedConfig, *, as_json: bool) -> int:
     config = loaded.config
     problems = preflight(config, origins=loaded.origins)
+    url = config.store.remote.url
+    if url and not problems and (silent := remote_answers(config)) is not None:
+        problems = [dataclasses.replace(silent, origin=loaded.origins[silent.path])]
     ssd = config.store.ssd.enabled
     folder, ssd_cap_bytes = (str(ssd_folder(config)), ssd_bytes(config)) if ssd else (None, 0)
     if as_json:
@@ -89,6 +97,7 @@ def _check(loaded: LoadedConfig, *, as_json: bool) -> int:
                 "dram_bytes": dram_bytes(config),
                 "ssd_bytes": ssd_cap_bytes,
                 "ssd_path": folder,
+                "remote": without_password(url) or None,
             }
         )
         return int(bool(problems))
@@ -98,5 +107,6 @@ def _check(loaded: LoadedConfig, *, as_json: bool) -> int:
         return 1
     print(f"dram  {screen.format_bytes(dram_bytes(config))}")
     print(f"ssd   {screen.format_bytes(ssd_cap_bytes)} in {folder}" if ssd else "ssd   off")
+    print(f"remote {without_password(url)}" if url else "remote off")
     print("ok")
     return 0

@@ -44,7 +44,7 @@ and where it came from; `kvist config check` tries it on this machine.
 _METRICS = """
 # Metrics
 
-Names as Prometheus shows them. A tier is `dram` or `ssd`.
+Names as Prometheus shows them. A tier is `dram`, `ssd` or `remote`.
 
 | metric | kind | unit | labels | meaning |
 |---|---|---|---|---|

@@ -33,13 +33,16 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve", "serve a model with vLLM and Kvist"),
+    Command("node", "node", "share one store between the engines of this host"),
     Command("demo", "demo", "show on this machine what Kvist saves"),
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),
     Command("verify", "verify", "read the SSD cache and check every checksum"),
+    Command("codec", "codec", "list codecs, and profile a model for cachegen"),
     Command("replay", "replay", "replay a trace against eviction policies"),
     Command("sim", "sim", "simulate a cluster of engines"),
     Command("advise", "advise", "say whether a cache would pay on your traffic"),
+    Command("quality", "quality", "measure what codecs and blending do to a model's answers"),
     Command("record", "record", "show a recording of your traffic, or how to make one"),
 )
 

@@ -8,20 +8,21 @@ from kvist.config.preflight import (
     dram_bytes,
     preflight,
     read_machine,
+    remote_answers,
     ssd_bytes,
     ssd_folder,
     ssd_folders,
 )
-from kvist.config.schema import (
+from kvist.config.schema import Config, ConnectorConfig, EventsConfig, NodeConfig
+from kvist.config.shown import without_password
+from kvist.config.size import format_size, parse_size
+from kvist.config.store_schema import (
     BreakerConfig,
-    Config,
-    ConnectorConfig,
     DramConfig,
-    EventsConfig,
+    RemoteConfig,
     SsdConfig,
     StoreConfig,
 )
-from kvist.config.size import format_size, parse_size
 
 __all__ = [
     "BreakerConfig",
@@ -32,7 +33,9 @@ __all__ = [
     "Knob",
     "LoadedConfig",
     "Machine",
+    "NodeConfig",
     "Problem",
+    "RemoteConfig",
     "SsdConfig",
     "StoreConfig",
     "as_mapping",
@@ -43,8 +46,10 @@ __all__ = [
     "parse_size",
     "preflight",
     "read_machine",
+    "remote_answers",
     "ssd_bytes",
     "ssd_folder",
     "ssd_folders",
     "value_at",
+    "without_password",
 ]

@@ -9,8 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvist.config.schema import GIB, MIB, Config
+from kvist.adapters.opening import Limits, check_url, open_layered
+from kvist.codec.aead import Sealer
+from kvist.codec.cachegen.table import read_table
+from kvist.codec.chain import TABLED, parse_chain
+from kvist.codec.keyring import read_keyring
+from kvist.config.schema import Config
 from kvist.config.size import format_size
+from kvist.config.store_schema import GIB, MIB
+from kvist.core.errors import ConfigError, TierError
 
 MIN_DRAM_BYTES = 16 * MIB
 MIN_SSD_BYTES = 64 * MIB
@@ -107,7 +114,38 @@ def preflight(
     if config.store.ssd.enabled:
         for folder in ssd_folders(config):
             found += _folder_problems(folder) or _ssd_problems(config, folder)
+        found += _codec_problems(config)
+    found += _remote_problems(config)
     return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
+
+
+def remote_answers(config: Config) -> Problem | None:
+    """What is wrong with the remote, if it does not answer now. An engine starts without it, too.
+
+    Raises:
+        ConfigError: the URL is no remote; `preflight` has reported it.
+    """
+    knobs = config.store.remote
+    limits = Limits(connections=1, timeout_s=knobs.timeout_s, retries=0)
+    opened = open_layered(knobs.url, limits)
+    try:
+        opened.adapter.list_page("", limit=1)
+    except TierError as error:
+        text = f"does not answer: {error.strerror or error}"
+        return Problem("store.remote.url", text, "engines run without it until it does")
+    finally:
+        opened.adapter.close()
+    return None
+
+
+def _remote_problems(config: Config) -> list[Problem]:
+    if not config.store.remote.url:
+        return []
+    try:
+        check_url(config.store.remote.url)
+    except ConfigError as error:
+        return [Problem("store.remote.url", error.message, error.remedy)]
+    return []
 
 
 def _dram_problems(config: Config, machine: Machine) -> list[Problem]:
@@ -152,6 +190,20 @@ def _ssd_problems(config: Config, folder: Path) -> list[Problem]:
                 'lower it, or use "auto"',
             )
         ]
+    return []
+
+
+def _codec_problems(config: Config) -> list[Problem]:
+    """What is wrong with codec and keys as far as can be told without a model."""
+    ssd = config.store.ssd
+    try:
+        chain = parse_chain(ssd.codec)
+        if chain.sealed or ssd.keys:
+            Sealer(read_keyring(ssd.keys))
+        if chain.word in TABLED or ssd.table:
+            read_table(ssd.table)
+    except ConfigError as error:
+        return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]
     return []
 
 

@@ -13,7 +13,7 @@ Pure but for what it has learned: no clock, no I/O, one owner.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -37,7 +37,8 @@ _MARGIN_RATIO = 0.02  # a gain within the error of the prediction is none
 _FLOOR_OF_SEED = 0.05  # a part of the time model that was learned to be 0 can be learned again
 _DISTURBANCE_RATIO = 0.2  # of a copy's time, what it costs the engine: it runs beside it
 _ERRORS = 64
-PROBE_BLOCKS = 2  # to be wished for where `wants_probe` says so
+PROBE_BLOCKS = 2
+_MAY_RECOVER = frozenset([Reason.RECOMPUTE_FASTER, Reason.BELOW_FLOOR, Reason.WITHIN_MARGIN])
 _PROBE_PERIOD_S = 5.0
 
 
@@ -53,6 +54,14 @@ class Appraisal:
         if self.costs is None:
             return False
         return fell_behind(self.decision, self.costs, arrived_blocks, elapsed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Blocks of a match, from its first, that are loaded or brought up to DRAM to learn a speed."""
+
+    appraisal: Appraisal
+    wished_blocks: int
 
 
 class Appraiser:
@@ -124,6 +133,22 @@ class Appraiser:
             times.prefill_s(new, old) - times.a_s for new, old in requests if new
         )
 
+    @property
+    def prefill(self) -> PrefillCoefficients | None:
+        """What is believed of prefill times; `None` as long as no pass was seen."""
+        return self._prefill.coefficients if self.settled else None
+
+    def load_s(self, tiers: Sequence[Tier]) -> float:
+        """Predicted seconds to bring a block from each of `tiers` to the engine, and copy it."""
+        copy = self._paths.speed(Tier.DRAM.value)
+        counts = Counter(tiers)
+        paths_s = (
+            self._speed(tier, copy).transfer_s(count * self._block_bytes)
+            for tier, count in counts.items()
+        )
+        overhead_s = self.overhead.per_load_s + len(tiers) * self.overhead.per_block_s
+        return sum(paths_s) + (overhead_s if tiers else 0.0)
+
     def bytes_per_s(self, tier: Tier) -> float | None:
         """Measured bandwidth of a tier; `None` before it was used."""
         path = tier.value
@@ -163,15 +188,22 @@ class Appraiser:
         )
         return Appraisal(plan_load(match, costs), costs)
 
-    def wants_probe(self, decision: LoadDecision, now_s: float) -> bool:
-        """Whether a little should be read of what was decided to be too slow, for nobody.
+    def probe(self, match: Match, decision: LoadDecision, now_s: float) -> Probe | None:
+        """What to load and to read of a match that was decided not to pay; mostly nothing.
 
-        Now and then it must be, or a tier that recovers would never be seen to.
+        Now and then it must be tried, or a tier, a copy or an overhead that recovers would never
+        be seen to: each is learned from loads alone. Blocks below DRAM are only brought up to it,
+        for nobody, so that no request waits for a tier that may be stuck; the next probe finds
+        them there.
         """
-        if decision.reason is not Reason.RECOMPUTE_FASTER or now_s < self._probe_due_s:
-            return False
+        if decision.reason not in _MAY_RECOVER or now_s < self._probe_due_s:
+            return None
         self._probe_due_s = now_s + _PROBE_PERIOD_S
-        return True
+        head = match.tiers[:PROBE_BLOCKS]
+        blocks = next((i for i, tier in enumerate(head) if tier is not Tier.DRAM), len(head))
+        costs = decision.recompute_s
+        load = LoadDecision(0, blocks, len(match) - blocks, 0.0, costs, costs, 0.0, Reason.PROBE)
+        return Probe(Appraisal(load, None), wished_blocks=len(head) if blocks < len(head) else 0)
 
     def save_ratio(self) -> float:
         """Cost of saving a block over what its reuse spares; 0 before both were measured."""

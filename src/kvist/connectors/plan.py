@@ -64,6 +64,11 @@ class KeyChain:
         self._extras = dict(extras or {})
         self.keys: list[Key] = []
 
+    @property
+    def seed(self) -> bytes:
+        """What the first key depends on beside tokens: keyspace, adapter and salt."""
+        return self._seed
+
     def extend(self, tokens: Sequence[int]) -> list[Key]:
         """Keys of all full blocks of `tokens`, which must begin with the tokens seen before."""
         done = len(self.keys)

@@ -9,7 +9,10 @@
     ├── StoreError
     │   ├── NoSpaceError                   a reservation that cannot be met now
     │   ├── LeaseError(RuntimeError)       a lease used after it was released, or twice
-    │   └── ClosedError(RuntimeError)      the store or tier was closed
+    │   ├── ClosedError(RuntimeError)      the store or tier was closed
+    │   ├── NodeAwayError(ConnectionError) no node answers on the socket
+    │   ├── NodeRefusedError               a node does not want this client, and says why
+    │   └── NodeRunningError               another node serves this socket
     ├── TierError(OSError)                 a medium failed
     │   ├── TierTimeout(TimeoutError)      ... by not answering before the deadline
     │   ├── TierFullError                  ... by having no space left
@@ -33,6 +36,7 @@ class ConfigError(KvistError, ValueError):
     """
 
     def __init__(self, message: str, *, path: str = "", origin: str = "", remedy: str = "") -> None:
+        self.message = message
         self.path = path
         self.origin = origin
         self.remedy = remedy
@@ -71,6 +75,22 @@ class LeaseError(StoreError, RuntimeError):
 
 class ClosedError(StoreError, RuntimeError):
     """The store or tier was closed."""
+
+
+class NodeAwayError(StoreError, ConnectionError):
+    """No node answers on the socket."""
+
+
+class NodeRefusedError(StoreError):
+    """A node does not want this client. `for_good`: it will say the same again."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        self.for_good = for_good
+        super().__init__(reason)
+
+
+class NodeRunningError(StoreError):
+    """Another node serves this socket."""
 
 
 class TierError(KvistError, OSError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
@@ -90,6 +90,32 @@ class WriteLease(Lease, Protocol):
             LeaseError: block i has no slot in this lease or was committed before.
         """
         ...
+
+
+@runtime_checkable
+class CommitsMany(Protocol):
+    """A write lease for which one commit of many blocks is cheaper than many commits."""
+
+    def commit_many(self, blocks: Sequence[int], checksums: Sequence[int | None]) -> Sequence[bool]:
+        """What `commit` would say of each.
+
+        Raises:
+            LeaseError: one of them has no slot in this lease or was committed before.
+        """
+        ...
+
+
+def commit_each(
+    lease: WriteLease, blocks: Sequence[int], checksums: Sequence[int | None]
+) -> list[bool]:
+    """Commits blocks of a lease; for each whether it is visible by that (`WriteLease.commit`).
+
+    Raises:
+        LeaseError: one of them has no slot in this lease or was committed before.
+    """
+    if isinstance(lease, CommitsMany):
+        return list(lease.commit_many(blocks, checksums))
+    return [lease.commit(i, checksum=c) for i, c in zip(blocks, checksums, strict=True)]
 
 
 class BlockStore(Protocol):

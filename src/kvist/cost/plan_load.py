@@ -47,6 +47,7 @@ class Reason(Enum):
 
     UNMEASURED = "unmeasured"  # loaded whole: nothing is known yet that speaks against it
     TOLD_TO = "told_to"  # loaded whole: the configuration asks for no plan
+    PROBE = "probe"  # a little is loaded although it does not pay, to see whether it does again
     NOTHING_MATCHED = "nothing_matched"
     NO_PATH = "no_path"  # the first block is where no usable path leads
     RECOMPUTE_FASTER = "recompute_faster"  # however long the run, computing beats loading

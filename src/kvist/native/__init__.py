@@ -14,7 +14,10 @@ from kvist.native.pagemap import Direction, PageMap
 IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
+    from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
+    from kvist.native.planes_twin import decode_planes, encode_planes
+    from kvist.native.quantise_twin import decode_quantised, encode_quantised
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
@@ -40,9 +43,23 @@ else:
         from kvist.native import twin as _chosen
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
-        from kvist.native._core import KeyTable, SpanTable, open_pool, open_uring
+        from kvist.native._core import (
+            CachegenPlan,
+            KeyTable,
+            RowCoder,
+            SpanTable,
+            decode_planes,
+            decode_quantised,
+            encode_planes,
+            encode_quantised,
+            open_pool,
+            open_uring,
+        )
     else:
+        from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
+        from kvist.native.planes_twin import decode_planes, encode_planes
+        from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
@@ -54,14 +71,20 @@ else:
 
 __all__ = [
     "IMPLEMENTATION",
+    "CachegenPlan",
     "Direction",
     "KeyTable",
     "PageMap",
+    "RowCoder",
     "SpanTable",
     "chain_keys",
     "checksum",
     "copy_checksum",
+    "decode_planes",
+    "decode_quantised",
     "digest",
+    "encode_planes",
+    "encode_quantised",
     "move_pages",
     "move_pages_checksum",
     "open_pool",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Thread
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ from kvist.core.errors import KvistError, TierFullError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import ReadTotals, Tier
 from kvist.store.breaker import Breaker, BreakerState
-from kvist.tiers.protocol import LowerTier, RunFinder
+from kvist.tiers.protocol import LowerTier, RunFinder, Stacked
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class LowerLink:
         self._stuck_s = stuck_s
         self._clock = clock
         self._finder = tier if isinstance(tier, RunFinder) else None
+        self._stack = tier if isinstance(tier, Stacked) else None
         self._reads: dict[int, float] = {}  # ticket → when the call began
         self._put_began: float | None = None
         self._tickets = 0
@@ -66,6 +67,10 @@ class LowerLink:
         if self._finder is not None:
             return self._finder.contains_run(keys)
         return next((i for i, key in enumerate(keys) if not self.tier.contains(key)), len(keys))
+
+    def tiers_of(self, keys: Sequence[Key]) -> tuple[Tier, ...]:
+        """On which medium below each of `keys` is, all of which are there."""
+        return (self.name,) * len(keys) if self._stack is None else self._stack.tiers_of(keys)
 
     def readable(self) -> bool:
         """Whether the tier counts as present for reading now."""
@@ -99,10 +104,12 @@ class LowerLink:
         """A block has arrived whole."""
         self._read_bytes += size_bytes
 
-    def read_totals(self) -> ReadTotals:
-        """What was read so far; a read under way counts as busy up to now."""
+    def read_totals(self) -> Mapping[Tier, ReadTotals]:
+        """What was read so far, by medium; a read under way counts as busy up to now."""
+        if self._stack is not None:
+            return self._stack.read_totals()
         under_way_s = self._clock() - self._busy_since if self._reads else 0.0
-        return ReadTotals(self._read_bytes, self._busy_s + under_way_s)
+        return {self.name: ReadTotals(self._read_bytes, self._busy_s + under_way_s)}
 
     def probing(self) -> bool:
         """Whether the next read asks if the medium works again; then one block is enough."""
@@ -206,12 +213,13 @@ def present_run(
     if link is None or not missing:
         return head
     if first + missing == len(tiers):
-        return head + (link.name,) * link.contains_run(keys[first:])
-    below = link.contains_run([k for k, t in zip(keys, tiers, strict=True) if t is None])
+        return head + link.tiers_of(keys[first : first + link.contains_run(keys[first:])])
+    lacking = [key for key, tier in zip(keys, tiers, strict=True) if tier is None]
+    below = iter(link.tiers_of(lacking[: link.contains_run(lacking)]))
     found = list(head)
     for tier in tiers[first:]:
-        below -= tier is None
-        if below < 0:
+        place = next(below, None) if tier is None else tier
+        if place is None:
             break
-        found.append(tier or link.name)
+        found.append(place)
     return tuple(found)

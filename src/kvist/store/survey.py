@@ -75,7 +75,8 @@ def copies(desk: Desk, link: LowerLink | None, key: Key) -> tuple[BlockInfo, ...
     entry = desk.table.entries.get(key)
     found = [_info(entry)] if entry is not None and entry.resident else []
     if link is not None and link.tier.contains(key):
-        found.append(BlockInfo(key, entry.parent if entry else None, link.name))
+        (place,) = link.tiers_of((key,))
+        found.append(BlockInfo(key, entry.parent if entry else None, place))
     return tuple(found)
 
 

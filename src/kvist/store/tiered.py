@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random as _random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -36,7 +36,7 @@ from kvist.store.stats import BlockInfo, StoreStats
 from kvist.store.table import BlockTable
 from kvist.store.writeback import WriteBack
 from kvist.tiers.dram import Arena
-from kvist.tiers.protocol import LowerTier, TellsEvictions
+from kvist.tiers.protocol import LowerTier, Sampled, TellsEvictions
 
 
 class TieredStore:
@@ -248,7 +248,12 @@ class TieredStore:
     def read_totals(self) -> dict[Tier, ReadTotals]:
         """What was read from the tier below, by whomever it was asked for."""
         with self._lock:
-            return {self._link.name: self._link.read_totals()} if self._link is not None else {}
+            return dict(self._link.read_totals()) if self._link is not None else {}
+
+    def samples(self) -> Mapping[str, float]:
+        """Metrics of the tier below's own, totals and gauges; empty where it has none."""
+        tier = self._link.tier if self._link is not None else None
+        return tier.samples() if isinstance(tier, Sampled) else {}
 
     def evict(self, keys: Iterable[Key]) -> int:
         """Forgets blocks in every tier; those leased, pinned or moving are skipped.

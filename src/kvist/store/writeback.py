@@ -51,7 +51,14 @@ class WriteBack:
                 if not batch:
                     continue
                 payloads = [
-                    Payload(e.key, e.parent, desk.table.view(e), checksum=e.checksum) for e in batch
+                    Payload(
+                        e.key,
+                        e.parent,
+                        desk.table.view(e),
+                        checksum=e.checksum,
+                        tenant=e.tenant,
+                    )
+                    for e in batch
                 ]
             self._put(batch, payloads)
             del payloads

@@ -20,12 +20,19 @@ PAGE_BYTES = 4096
 
 
 class ArenaLocator(msgspec.Struct, frozen=True):
-    """Where another process of this user finds an arena."""
+    """Where another process of this user finds an arena.
+
+    `base` is what offsets into it begin with, where a client numbers several arenas through. Where
+    there is a `life`, a pipe of the same process, whoever maps the arena opens it for writing first
+    and keeps it open as long: its reader must know who may still touch the slots.
+    """
 
     pid: int
     fd: int
     size_bytes: int
     slot_bytes: int
+    base: int = 0
+    life: int = -1
 
     @property
     def path(self) -> str:
@@ -38,21 +45,26 @@ class ArenaMap:
     Views stay valid after `close`: the descriptor goes at once, the pages when the last view dies.
     """
 
-    def __init__(self, fd: int, size_bytes: int, *, slot_bytes: int) -> None:
-        """Maps `size_bytes` of `fd` and owns the descriptor from here on."""
-        self._fd = fd
+    def __init__(self, fd: int, size_bytes: int, *, slot_bytes: int, life: int = -1) -> None:
+        """Maps `size_bytes` of `fd` and owns the descriptor from here on, and `life` as well."""
+        self._fd, self._life = fd, life
         self.size_bytes = size_bytes
         self.slot_bytes = slot_bytes
         try:
             self._bytes, self._address = map_shared(fd, size_bytes)
         except (OSError, ValueError):
-            os.close(fd)
+            self._close_all()
             raise
 
     @property
     def fd(self) -> int:
         """The descriptor; -1 once closed."""
         return self._fd
+
+    @property
+    def life(self) -> int:
+        """The pipe that must stay open as long as this process may touch the slots; -1: none."""
+        return self._life
 
     @property
     def address(self) -> int:
@@ -88,8 +100,14 @@ class ArenaMap:
         if self._fd < 0:
             return
         self._bytes.release()
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        self._close_all()
+
+    def _close_all(self) -> None:
+        """The descriptors; `life` last, since it says that nobody touches the slots."""
+        for fd in (self._fd, self._life):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._life = -1
 
     def __enter__(self) -> Self:
         return self
@@ -142,6 +160,26 @@ class Arena(ArenaMap):
             os.open(source, os.O_RDWR | os.O_CLOEXEC) if isinstance(source, str) else os.dup(source)
         )
         return ArenaMap(fd, size_bytes, slot_bytes=slot_bytes)
+
+    @staticmethod
+    def join(locator: ArenaLocator) -> ArenaMap:
+        """Maps the arena of a process of this user, and shares its `life` if it has one.
+
+        Raises:
+            OSError: the process is gone, has let go of the arena, or is another user's.
+            ValueError: the arena is smaller than the locator says.
+        """
+        life = -1
+        if locator.life >= 0:  # non-blocking: without its reader this fails, it must not wait
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            life = os.open(f"/proc/{locator.pid}/fd/{locator.life}", flags)
+        try:
+            fd = os.open(locator.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            if life >= 0:
+                os.close(life)
+            raise
+        return ArenaMap(fd, locator.size_bytes, slot_bytes=locator.slot_bytes, life=life)
 
     def locator(self) -> ArenaLocator:
         """What another process needs to attach."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from kvist.codec.frame import RAW_CODEC
 from kvist.core.errors import TierError
 from kvist.core.keys import Key
-from kvist.core.outcome import Outcome
+from kvist.core.outcome import Outcome, ReadTotals, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Payload:
     """One block on its way down: its identity and its encoded bytes (valid during the call).
 
     `checksum` is that of `data`, if its writer took it. `codec` names what `data` was encoded with,
-    `raw_bytes` is the size of the decoded block; by
-    default the bytes are the block itself.
+    `raw_bytes` is the size of the decoded block; by default the bytes are the block itself.
+    `tenant` is whose key seals it where the tier seals.
     """
 
     key: Key
@@ -27,6 +27,7 @@ class Payload:
     codec: str = RAW_CODEC
     raw_bytes: int | None = None
     checksum: int | None = None
+    tenant: str = ""
 
     @property
     def decoded_bytes(self) -> int:
@@ -129,4 +130,26 @@ class Lists(Protocol):
         Raises:
             TierError: the medium failed.
         """
+        ...
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """What a lower tier may do besides: give numbers of its own for the metrics."""
+
+    def samples(self) -> Mapping[str, float]:
+        """Totals since open, and gauges, by the metric's name and a label's value after a dot."""
+        ...
+
+
+@runtime_checkable
+class Stacked(Protocol):
+    """What a lower tier of several media may do besides: tell them apart."""
+
+    def tiers_of(self, keys: Sequence[Key]) -> tuple[Tier, ...]:
+        """The fastest medium that has each of `keys`, which are present. No I/O."""
+        ...
+
+    def read_totals(self) -> Mapping[Tier, ReadTotals]:
+        """What was read from each medium so far."""
         ...

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-if (folder := str(Path(__file__).parent)) not in sys.path:
-    sys.path.insert(0, folder)  # for `vllm_engine`; pytest runs with `importmode=importlib`
+# For `vllm_engine` and `node_process`; pytest runs with `importmode=importlib`.
+for folder in (Path(__file__).parent, Path(__file__).parents[2] / "node"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]

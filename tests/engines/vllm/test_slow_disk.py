@@ -15,7 +15,11 @@ _BYTES_PER_S = 3_000_000  # a block of 32 tokens is 1.4 MB in float32
 
 def _slow_engine(start_engine: Any, folder: Path) -> Any:
     config = kvist(
-        folder, connector="ThrottledConnector", module="kvist.bench.throttled", dram="64MiB"
+        folder,
+        connector="ThrottledConnector",
+        module="kvist.bench.throttled",
+        dram="64MiB",
+        load_policy="planned",
     )
     config["kv_connector_extra_config"]["bench.read_bytes_per_s"] = _BYTES_PER_S
     return start_engine(kv_transfer_config=config)

@@ -66,10 +66,12 @@ def kvist(
     connector: str = "KvistConnector",
     module: str = "kvist.connectors.vllm",
     restore: float = 0.0,
+    load_policy: str = "always",
 ) -> dict[str, Any]:
     """`kv_transfer_config` for an engine with Kvist.
 
-    With nothing restored ahead, what comes from the disk comes when a request asks for it.
+    With nothing restored ahead, what comes from the disk comes when a request asks for it; with
+    nothing planned, whatever the machine's speed is that day.
     """
     below = {"path": str(ssd), "capacity": capacity} if ssd else {"enabled": False}
     return {
@@ -79,6 +81,7 @@ def kvist(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "block_tokens": block_tokens,
+            "connector": {"load_policy": load_policy},
             "store": {"dram": {"capacity": dram, "restore": restore}, "ssd": below},
         },
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.speeds import Speeds
 from kvist.core.outcome import Match, ReadTotals, Tier
-from kvist.cost.plan_load import Reason
+from kvist.cost.plan_load import LoadDecision, Reason
 from kvist.cost.prefill import PrefillCoefficients
 
 TRUE = PrefillCoefficients(5e-3, 1e-3, 2e-8)
@@ -135,3 +137,75 @@ def test_a_save_costs_a_part_of_its_copy_over_the_computing_that_it_spares() -> 
     assert found.save_ratio() == 0.0
     found.copied(100 * BLOCK_BYTES, 100 * 8e-4)
     assert found.save_ratio() == pytest.approx(0.2 * 8e-4 / (16e-3 - 8e-4), rel=0.15)
+
+
+def _stalled_copies(found: Appraiser) -> None:
+    for _ in range(8):
+        found.copied(BLOCK_BYTES, 2.0)
+
+
+def _costly_loads(found: Appraiser) -> None:
+    for _ in range(40):
+        found.overhead.observe(1, 5.0)
+
+
+@pytest.mark.parametrize("spoil", [_stalled_copies, _costly_loads])
+def test_what_only_loads_can_teach_is_learned_again_from_probes(
+    spoil: Callable[[Appraiser], None],
+) -> None:
+    """A stall of the machine made loads look hopeless: without loads, nothing could refute it."""
+    found, match = _learned(), Match((Tier.DRAM,) * 32)
+    found.copied(BLOCK_BYTES, 1e-4)
+    spoil(found)
+    now_s, loaded = 100.0, 0
+    for _ in range(200):
+        decision = found.plan(match, prompt_tokens=1000, computed_tokens=0).decision
+        if decision.load_blocks:
+            break
+        probe = found.probe(match, decision, now_s)
+        if probe is not None:
+            loaded += probe.appraisal.decision.load_blocks
+            assert probe.appraisal.decision.reason is Reason.PROBE
+            assert not probe.wished_blocks
+            found.copied(2 * BLOCK_BYTES, 2e-4)
+            found.overhead.observe(2, 1e-3)
+        now_s += 1.0
+    assert decision.reason is Reason.LOAD_ALL
+    assert 2 <= loaded <= 80  # 2 blocks in 5 s at most
+
+
+def test_a_probe_brings_blocks_from_below_up_and_loads_what_is_there() -> None:
+    found = _learned()
+    _read(found, 10.0)
+    match = Match((Tier.DRAM, Tier.SSD, Tier.SSD))
+    slow = LoadDecision(0, 0, 3, 0.0, 1.0, 1.0, 0.0, Reason.BELOW_FLOOR)
+    probe = found.probe(match, slow, 0.0)
+    assert probe is not None
+    assert (probe.appraisal.decision.load_blocks, probe.wished_blocks) == (1, 2)
+    assert not probe.appraisal.behind(0, 1e9)
+    assert found.probe(match, slow, 4.9) is None
+    below = found.probe(Match((Tier.SSD,) * 3), slow, 5.0)
+    assert below is not None
+    assert (below.appraisal.decision.load_blocks, below.wished_blocks) == (0, 2)
+
+
+def test_a_match_that_no_path_leads_to_is_not_probed() -> None:
+    nothing = LoadDecision(0, 0, 1, 0.0, 1.0, 1.0, 0.0, Reason.NO_PATH)
+    assert _learned().probe(Match((Tier.SSD,)), nothing, 0.0) is None
+
+
+def test_prefill_times_are_not_told_before_a_pass_was_seen() -> None:
+    assert _appraiser().prefill is None
+    found = _learned().prefill
+    assert found is not None
+    assert found.prefill_s(500, 0) == pytest.approx(TRUE.prefill_s(500, 0), rel=0.05)
+
+
+def test_a_load_from_a_slow_tier_takes_as_long_as_it_was_seen_to() -> None:
+    appraiser = _learned()
+    assert appraiser.load_s([]) == 0
+    assert appraiser.load_s([Tier.DRAM] * 10) < 0.01
+    _read(appraiser, block_s=0.1)
+    slow = appraiser.load_s([Tier.SSD, Tier.DRAM, Tier.SSD])
+    assert slow == pytest.approx(0.2, rel=0.2)
+    assert appraiser.load_s([Tier.SSD] * 4) == pytest.approx(2 * slow, rel=0.2)

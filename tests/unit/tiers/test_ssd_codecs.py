@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 
 import pytest
 
+from kvist.codec.chain import Chain
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ConfigError, FormatError
 from kvist.core.outcome import Outcome
@@ -20,6 +22,11 @@ RAW_BYTES = 20_000
 class Zlib:
     """A codec of the standard library."""
 
+    name = "zlib"
+
+    def encode(self, block: memoryview) -> bytes:
+        return zlib.compress(block)
+
     def decode(self, stored: memoryview, out: memoryview) -> None:
         try:
             raw = zlib.decompress(stored)
@@ -30,7 +37,7 @@ class Zlib:
         out[:] = raw
 
 
-KNOWN = CodecRegistry({"zlib": Zlib()})
+KNOWN = CodecRegistry([Chain("zlib", Zlib())])
 
 
 def open_tier(directory: Path, codecs: CodecRegistry = KNOWN) -> SsdTier:
@@ -112,4 +119,16 @@ def test_hot_encoded_blocks_are_reinserted_as_they_are(tmp_path: Path) -> None:
 
 def test_raw_is_no_name_for_a_codec() -> None:
     with pytest.raises(ConfigError, match="raw"):
-        CodecRegistry({"raw": Zlib()})
+        CodecRegistry([Chain("raw", Zlib())])
+
+
+def test_blocks_are_encoded_on_their_way_down_unless_that_spares_nothing(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, CodecRegistry(writer=Chain("zlib", Zlib())))
+    noise = memoryview(os.urandom(RAW_BYTES))
+    tier.put([suite_payload(0, RAW_BYTES), Payload(suite_key(1), None, noise, checksum=7)])
+    assert read_block(tier, 0, RAW_BYTES) == suite_block(0, RAW_BYTES)
+    assert read_block(tier, 1, RAW_BYTES) is None  # its writer's checksum was wrong, and was kept
+    stats = tier.stats()
+    assert stats.raw_bytes == 2 * RAW_BYTES
+    assert RAW_BYTES < stats.stored_bytes < 1.1 * RAW_BYTES
+    tier.close()

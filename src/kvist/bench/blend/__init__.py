@@ -1,1 +1,1 @@
-"""Benchmarks of non-prefix reuse."""
+"""Measures blend: finding cached text, and what reusing it costs and gives."""

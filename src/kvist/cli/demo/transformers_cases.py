@@ -83,6 +83,7 @@ def _session(places: Places, folder: Path, model: Any) -> Iterator[TransformersK
         places.loaded.config,
         block_bytes=keyspace.layout.block_bytes,
         fingerprint=fingerprint(keyspace),
+        layout=keyspace.layout,
     )
     try:
         yield TransformersKvist(model, store, keyspace, read_deadline_s=_READ_DEADLINE_S)

@@ -46,6 +46,13 @@ class Staging:
             cache.update(joined[layer, 0].to(device), joined[layer, 1].to(device), layer)
         return cache
 
+    def rows(self, layer: int, blocks: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of one layer: `rows[i]` of block `blocks[i]`; `[n, kinds, kv_heads, head_dim]`."""
+        lay = self._layout
+        shape = (-1, lay.layers, lay.kinds, lay.kv_heads, lay.block_tokens, lay.head_dim)
+        whole = self._bytes.view(getattr(torch, lay.dtype)).view(shape)
+        return whole[blocks, layer, :, :, rows]
+
 
 def cached_tokens(cache: DynamicCache, layout: BlockLayout) -> int:
     """Tokens that every layer of `cache` holds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,17 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from kvist.connectors.appraiser import PROBE_BLOCKS, Appraisal, Appraiser
+from kvist.connectors.appraiser import Appraisal, Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.identity import fingerprint, keyspace_for, weights_id, windows_text
+from kvist.connectors.transformers.blend import (
+    Blended,
+    Blender,
+    BlendOutcome,
+    BlendReport,
+    BlendSettings,
+    open_blender,
+)
 from kvist.connectors.transformers.blocks import Staging, cached_tokens, canonical_blocks
 from kvist.connectors.transformers.timing import first_pass, seed_of
 from kvist.core.errors import UnsupportedError
@@ -48,6 +56,7 @@ class Report:
     """What one `generate` took from the store and gave to it.
 
     `computed_tokens` counts prompt tokens only; `saved_blocks` those that were new to the store.
+    `tokens_by_tier` is the matched prefix; `blend` says what came from text elsewhere.
     `faults` counts by class the errors that were turned into recomputation.
     """
 
@@ -56,6 +65,7 @@ class Report:
     computed_tokens: int = 0
     saved_blocks: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
+    blend: BlendReport = field(default_factory=BlendReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,13 @@ class TransformersKvist:
     """
 
     def __init__(
-        self, model: Any, store: BlockStore, keyspace: Keyspace, *, read_deadline_s: float
+        self,
+        model: Any,
+        store: BlockStore,
+        keyspace: Keyspace,
+        *,
+        read_deadline_s: float,
+        blend: BlendSettings | None = None,
     ) -> None:
         self.store = store
         self.keyspace = keyspace
@@ -86,6 +102,12 @@ class TransformersKvist:
         self.appraiser = Appraiser(
             seed_of(model), block_tokens=layout.block_tokens, block_bytes=layout.block_bytes
         )
+        self.blend_off = "not asked for"  # why prompts are not blended; empty if they are
+        self._blender: Blender | None = None
+        if blend is not None:
+            self._blender, self.blend_off = open_blender(
+                model, store, layout, self.appraiser, blend, read_deadline_s
+            )
 
     @classmethod
     def open(
@@ -96,6 +118,7 @@ class TransformersKvist:
         model_path: Path | str | None = None,
         block_tokens: int = 128,
         read_deadline_s: float = 5.0,
+        blend: BlendSettings | None = None,
     ) -> TransformersKvist:
         """Binds `model` to a store.
 
@@ -105,6 +128,9 @@ class TransformersKvist:
             model_path: the folder the weights came from; by default where the model says.
             block_tokens: tokens in a block.
             read_deadline_s: how long a load may take before the rest is recomputed.
+            blend: also reuse text that is cached elsewhere than in a prefix. Answers change: such
+                KV is repaired, not that of a whole pass. A model that cannot be blended is served
+                without; `blend_off` says why.
 
         Raises:
             UnsupportedError: the model has sliding windows, latent or recurrent attention, or a
@@ -113,7 +139,7 @@ class TransformersKvist:
         """
         keyspace = model_keyspace(model, model_path=model_path, block_tokens=block_tokens)
         opened = store(keyspace) if callable(store) else store
-        return cls(model, opened, keyspace, read_deadline_s=read_deadline_s)
+        return cls(model, opened, keyspace, read_deadline_s=read_deadline_s, blend=blend)
 
     def generate(
         self, input_ids: torch.Tensor, *, scope: RequestScope = _NO_SCOPE, **kwargs: Any
@@ -147,33 +173,57 @@ class TransformersKvist:
             self._fallback.guard("load", lambda: self._load(keys, len(prompt)), default=None)
             or nothing
         )
+        matched = prefix.blocks * layout.block_tokens
+        blended = self._blend(usable, seed, prefix, matched)
+        report = blended.report if isinstance(blended, Blended) else blended
+        if isinstance(blended, Blended):
+            prefix = replace(prefix, cache=blended.cache)
         kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
+        cached = len(usable) if isinstance(blended, Blended) else matched
         with first_pass(self._model) as pass_time:
             out = self._model.generate(input_ids, past_key_values=prefix.cache, **kwargs)
-        cached = prefix.blocks * layout.block_tokens
         self.appraiser.passed([(len(prompt) - cached, cached)], pass_time.seconds)
         sequence = out if isinstance(out, torch.Tensor) else out.sequences
         tokens: list[int] = sequence[0].tolist()
         saved = 0
-        if tokens[: len(prompt)] == prompt:  # else `generate` rewrote the prompt: KV of what?
+        tainted = isinstance(blended, Blended) and blended.tainted
+        if (
+            tokens[: len(prompt)] == prompt and not tainted
+        ):  # else `generate` rewrote the prompt: KV of what?
             saved = self._fallback.guard(
                 "save", lambda: self._save(seed, tokens, prefix), default=0
             )
         self.last = Report(
             prompt_tokens=len(prompt),
             tokens_by_tier=prefix.tokens_by_tier,
-            computed_tokens=len(prompt) - prefix.blocks * layout.block_tokens,
+            computed_tokens=len(prompt) - matched - report.blended_tokens + report.repaired_tokens,
             saved_blocks=saved,
             faults=self._fallback.take(),
+            blend=report,
         )
         return out
+
+    def _blend(
+        self, tokens: Sequence[int], seed: bytes, prefix: _Prefix, matched: int
+    ) -> Blended | BlendReport:
+        blender = self._blender
+        if blender is None:
+            return BlendReport()
+        return self._fallback.guard(
+            "blend",
+            lambda: blender.blend(tokens, seed, prefix.cache, matched),
+            default=BlendReport(BlendOutcome.FAILED),
+        )
 
     def _load(self, keys: Sequence[Key], prompt_tokens: int) -> _Prefix | None:
         match = self.store.match(keys)
         self.appraiser.read(self.store.read_totals())
         plan = self.appraiser.plan(match, prompt_tokens=prompt_tokens, computed_tokens=0)
-        if self.appraiser.wants_probe(plan.decision, time.monotonic()):
-            self.store.prefetch(keys[:PROBE_BLOCKS], deadline_s=self._deadline_s)
+        probe = self.appraiser.probe(match, plan.decision, time.monotonic())
+        if probe is not None:
+            if probe.wished_blocks:
+                self.store.prefetch(keys[: probe.wished_blocks], deadline_s=self._deadline_s)
+            plan = probe.appraisal
         found = min(plan.decision.load_blocks, self.store.room_blocks())
         if not found:
             return None
@@ -205,6 +255,8 @@ class TransformersKvist:
         keys = chain_keys(seed, tokens[:covered], layout.block_tokens)
         first = prefix.blocks
         last = min(len(keys), first + self.store.room_blocks())
+        if self._blender is not None:
+            self._blender.present(keys[: prefix.blocks], tokens, seed)
         if last <= first:
             return 0
         refs = [BlockRef(keys[i], keys[i - 1] if i else None) for i in range(first, last)]
@@ -214,6 +266,8 @@ class TransformersKvist:
                 if not lease.present(i - first):
                     lease.buffer(i - first).cast("B")[:] = block
                     saved += lease.commit(i - first)
+        if self._blender is not None:
+            self._blender.present(keys[:last], tokens, seed)
         return saved
 
     def _check(self, input_ids: torch.Tensor, scope: RequestScope, kwargs: dict[str, Any]) -> None:

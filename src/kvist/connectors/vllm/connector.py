@@ -21,20 +21,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvist.assemble import open_embedded_store
+from kvist.assemble import open_store
 from kvist.config import Config, load_config
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.vllm import roles
+from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.engine_facts import check_version, read_facts
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
-from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats
+from kvist.connectors.vllm.stats import KvistPromMetrics, KvistStats, Totals
 from kvist.connectors.vllm.worker_side import WorkerSide
 from kvist.core.errors import LeaseError
+from kvist.core.events import KvEvent
 from kvist.core.outcome import Tier
 
 log = logging.getLogger("kvist.vllm")
@@ -63,25 +65,35 @@ class KvistConnector(KVConnectorBase_V1):
         self._fallback = Fallback()
         self._computed: dict[str, int] = {}
         self._gauges_due_s = 0.0
+        self._lower_totals = Totals()
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             _recompute_failed_loads(vllm_config.kv_transfer_config)
             self._feed = EventFeed(self._config.block_tokens, enabled=self._config.events.enabled)
-            self._store = open_embedded_store(
+            self._departures = Departures()
+            self._store = open_store(
                 self._config,
                 block_bytes=self._facts.layout.block_bytes,
                 fingerprint=self._facts.fingerprint,
+                layout=self._facts.layout,
                 shard=roles.data_parallel_shard(vllm_config),
-                on_event=self._feed.store_event,
+                on_event=self._store_event,
             )
             self._recorder = roles.recorder(self._config, self._facts, vllm_config)
-            self._scheduler = self._scheduler_side(vllm_config.kv_transfer_config)
+            self._scheduler = self._scheduler_side(
+                vllm_config.kv_transfer_config, kv_cache_config.num_blocks
+            )
 
-    def _scheduler_side(self, transfer: Any) -> SchedulerSide:
+    def _store_event(self, event: KvEvent) -> None:
+        """From the store, on any of its threads."""
+        self._feed.store_event(event)
+        self._departures.store_event(event)
+
+    def _scheduler_side(self, transfer: Any, pages: int) -> SchedulerSide:
         knobs = self._config.connector
         return SchedulerSide(
             self._store,
-            self._store.arena.locator(),
+            roles.arena_of(self._store),
             self._facts,
             self._feed,
             LoadKnobs(
@@ -96,6 +108,9 @@ class KvistConnector(KVConnectorBase_V1):
             ),
             self._appraiser(),
             self._recorder,
+            blend=roles.blends(
+                self._config, self._store, self._facts, self._departures, pages=pages
+            ),
         )
 
     def _appraiser(self) -> Appraiser:
@@ -119,7 +134,11 @@ class KvistConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's pages exist; learn their layout now, so that a misfit stops the start."""
         self._worker = roles.worker_side(
-            kv_caches, self._facts, self._vllm_config, self._config.connector.copy_threads
+            kv_caches,
+            self._facts,
+            self._vllm_config,
+            self._config.connector.copy_threads,
+            blend=self._config.blend.enabled,
         )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -268,6 +287,8 @@ class KvistConnector(KVConnectorBase_V1):
             for name, value in roles.gauges(self._store.stats()).items():
                 tally.add(name, value)
             for name, value in roles.learned(self._scheduler.appraiser).items():
+                tally.add(name, value)
+            for name, value in self._lower_totals.since(roles.lower_samples(self._store)).items():
                 tally.add(name, value)
             self._keep_speeds()
         return tally.take()

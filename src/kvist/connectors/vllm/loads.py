@@ -17,7 +17,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from kvist.connectors.appraiser import PROBE_BLOCKS, Appraisal, Appraiser
+from kvist.connectors.appraiser import Appraisal, Appraiser
 from kvist.connectors.plan import BlockGeometry, LoadSpan, load_span
 from kvist.connectors.vllm.messages import CopyJob, StepReport
 from kvist.connectors.vllm.sequences import Sequence
@@ -130,7 +130,8 @@ class Loads:
         self.tally.add("kvist_blocks_matched_total", len(match))
         if not len(match):
             return None
-        appraisal = self._appraise(match, len(tokens), computed_tokens)
+        run = keys[span.first : span.first + len(match)]
+        appraisal = self._probed(run, match, self._appraise(match, len(tokens), computed_tokens))
         decision = appraisal.decision
         self.tally.add(f"kvist_load_decisions_total.{decision.reason.value}", 1)
         log.debug(
@@ -144,15 +145,21 @@ class Loads:
         )
         if not decision.load_blocks:
             seq.no_load = True  # until it runs: the answer would be the same
-            if self.appraiser.wants_probe(decision, self.clock()):
-                wished = keys[span.first : span.first + PROBE_BLOCKS]
-                self.store.prefetch(wished, deadline_s=self.knobs.deadline_s)
             return None
         tiers = match.tiers[: decision.load_blocks]
-        lease = self._reserve(keys[span.first : span.first + len(tiers)], tiers, seq.tenant)
+        lease = self._reserve(run[: len(tiers)], tiers, seq.tenant)
         if lease is None:
             return None
         return Load(span, lease, tiers[: len(lease)], appraisal, self.clock(), lease.ready())
+
+    def _probed(self, run: Seq[Key], match: Match, appraisal: Appraisal) -> Appraisal:
+        """`appraisal`, or now and then a probe of what it decided against."""
+        probe = self.appraiser.probe(match, appraisal.decision, self.clock())
+        if probe is None:
+            return appraisal
+        if probe.wished_blocks:
+            self.store.prefetch(run[: probe.wished_blocks], deadline_s=self.knobs.deadline_s)
+        return probe.appraisal if probe.appraisal.decision.load_blocks else appraisal
 
     def _appraise(self, match: Match, prompt_tokens: int, computed_tokens: int) -> Appraisal:
         """What is to be loaded, as things stand now."""

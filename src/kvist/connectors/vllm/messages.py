@@ -31,6 +31,54 @@ class CopyJob:
     lost: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """Rows `[start, stop)` of a prompt that lie in the arena, computed at `source_start` and on.
+
+    `slots` are byte offsets of canonical blocks, in order; the first row is row `first_row` of the
+    first of them.
+    """
+
+    start: int
+    stop: int
+    source_start: int
+    first_row: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlendJob:
+    """KV to be made of cached rows for the pages of one request.
+
+    `tokens` and `pages` are those of the prompt from its start to the end of the region. The first
+    `computed_tokens` are in the pages already; up to `exact_tokens` the rows need no repair.
+    """
+
+    job_id: int
+    req_id: str
+    tokens: tuple[int, ...]
+    computed_tokens: int
+    exact_tokens: int
+    runs: tuple[RowRun, ...]
+    pages: tuple[int, ...]
+    ratio: float
+    most_deviation_ratio: float
+
+    def lost(self) -> tuple[int, ...]:
+        """Pages that hold nothing if the job fails."""
+        return self.pages[self.computed_tokens * len(self.pages) // len(self.tokens) :]
+
+
+@dataclass(frozen=True, slots=True)
+class BlendNote:
+    """How a blend went; not `blended`: it deviates too much, and nothing was written."""
+
+    blended: bool
+    repaired_tokens: int
+    deviation_ratio: float
+    seconds: float
+
+
 @dataclass
 class StepPlan(KVConnectorMetadata):
     """One step's orders to the workers."""
@@ -38,6 +86,7 @@ class StepPlan(KVConnectorMetadata):
     arena: ArenaLocator | None = None
     loads: list[CopyJob] = field(default_factory=list)
     saves: list[CopyJob] = field(default_factory=list)
+    blends: list[BlendJob] = field(default_factory=list)
     fence: bool = False  # pages of unfinished saves are about to be overwritten: finish them now
     release: list[str] = field(default_factory=list)  # finished requests whose pages may go
     idle: bool = False  # no forward pass in this step
@@ -60,10 +109,13 @@ class StepReport(KVConnectorWorkerMetadata):
     load_s: float = 0.0  # of `copy_s`
     checksums: dict[int, int] = field(default_factory=dict)
     passes: dict[int, float] = field(default_factory=dict)
+    blends: dict[int, BlendNote] = field(default_factory=dict)  # by job, of those that did not fail
+    can_blend: bool | None = None  # told once
 
     def empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not (self.done or self.copied_bytes or self.passes)
+        told = self.can_blend is not None
+        return not (self.done or self.copied_bytes or self.passes or told)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepReport)
@@ -82,4 +134,6 @@ class StepReport(KVConnectorWorkerMetadata):
             self.load_s + other.load_s,
             self.checksums | other.checksums,
             passes,
+            self.blends | other.blends,
+            self.can_blend if other.can_blend is None else other.can_blend,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
@@ -102,6 +103,35 @@ class CpuMover:
         size_bytes = int((pages != SKIP_PAGE).sum()) * self._page_bytes
         return Moved(size_bytes, dict(zip(job.slots, sums, strict=False)))
 
+    def close(self) -> None:
+        """Lets go of the arena; nothing is being copied."""
+        self._arena.close()
+
+
+class CpuPages:
+    """Rows of one request between its pages and ordinary memory, on the calling thread."""
+
+    def __init__(
+        self, caches: Mapping[str, torch.Tensor], facts: EngineFacts, region: RegionMap
+    ) -> None:
+        _, tensors = ordered_layers(caches)
+        self._map = page_map(
+            region,
+            [t.data_ptr() for t in tensors],
+            facts.layout,
+            HeadSlice(0, facts.layout.kv_heads),
+            facts.geometry.page_tokens,
+        )
+        self._keep = tensors  # the map holds addresses only
+
+    def move(self, direction: Direction, kv: torch.Tensor, pages: Seq[int]) -> None:
+        """Moves `kv`, `[layers, 2, kv_heads, tokens, head_dim]` contiguous, as one long block.
+
+        `pages` are those of all its tokens in order; `SKIP_PAGE` leaves a page alone.
+        """
+        slot = np.array([kv.data_ptr()], dtype=np.uint64)
+        move_pages(direction, slot, np.array([pages], dtype=np.int64), self._map, threads=1)
+
 
 class TorchMover:
     """Gather and scatter of strided pages on an accelerator, on a stream of its own.
@@ -147,6 +177,12 @@ class TorchMover:
         if self._stream is not None:
             self._stream.synchronize()
         return Moved(moved)
+
+    def close(self) -> None:
+        """Lets go of the arena; nothing is being copied."""
+        if self._stream is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._arena.address)
+        self._arena.close()
 
     def _slot(self, offset: int) -> torch.Tensor:
         """`[layer, kind, head, page, element]` view of a canonical block in the arena."""

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvist.accel.blend.spans import SpanIndex
 from kvist.config import Config, ssd_folders
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.recorder import TraceRecorder
 from kvist.connectors.speeds import KeptSpeeds
+from kvist.connectors.vllm.blend_plan import BlendLimits
+from kvist.connectors.vllm.blend_start import blender_maker
+from kvist.connectors.vllm.blends import BlendKnobs, Blends
 from kvist.connectors.vllm.copier import Mover, copy_cpus
+from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.device_watch import DeviceWatch
 from kvist.connectors.vllm.engine_facts import EngineFacts, rank_heads
 from kvist.connectors.vllm.movers import CpuMover, TorchMover, ordered_layers, region_of
 from kvist.connectors.vllm.page_care import care_for
+from kvist.connectors.vllm.stats import Tally
+from kvist.connectors.vllm.taint import Taint
 from kvist.connectors.vllm.worker_side import HostWatch, WorkerSide, no_fence
 from kvist.core.errors import KvistError
+from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
 from kvist.cost.device import DEVICES, Hardware, device
 from kvist.cost.model import shape_from_config
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.cost.seed import prefill_seed
+from kvist.node.client import NodeStore
+from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
+from kvist.tiers.protocol import Sampled
 from kvist.tiers.warmer import Warmer
 
 
@@ -34,6 +45,8 @@ def worker_side(
     facts: EngineFacts,
     vllm_config: Any,
     copy_threads: int | str,
+    *,
+    blend: bool = False,
 ) -> WorkerSide:
     """The worker side of this rank; proves now that the pages can be mapped.
 
@@ -53,9 +66,7 @@ def worker_side(
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
     def make_mover(locator: ArenaLocator) -> Mover:
-        arena: ArenaMap = Arena.attach(
-            locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes
-        )
+        arena: ArenaMap = Arena.join(locator)
         if on_cpu:
             mover = CpuMover(arena, caches, facts, rank, region, threads)
             Warmer(arena, lambda: mover.used_bytes, cpus=cpus).start()
@@ -64,7 +75,14 @@ def worker_side(
 
     fence = no_fence if on_cpu else _device_fence
     watch = HostWatch() if on_cpu else DeviceWatch()
-    return WorkerSide(make_mover, fence, cpus=cpus, early_loads=on_cpu, watch=watch)
+    return WorkerSide(
+        make_mover,
+        fence,
+        cpus=cpus,
+        early_loads=on_cpu,
+        watch=watch,
+        make_blender=blender_maker(caches, facts, vllm_config, region) if blend else None,
+    )
 
 
 def _cpu_isa(facts: EngineFacts, tensor: torch.Tensor, vllm_config: Any) -> str:
@@ -87,12 +105,40 @@ def _device_fence() -> Any:
     return event.synchronize
 
 
+def arena_of(store: TieredStore | NodeStore) -> Callable[[], ArenaLocator | None]:
+    """Asks where the store's arena is now; a node may come back with another."""
+    return store.locator if isinstance(store, NodeStore) else store.arena.locator
+
+
 def data_parallel_shard(vllm_config: Any) -> str:
     """Engines of one data-parallel group keep stores of their own; '' where there is one engine."""
     parallel = vllm_config.parallel_config
     if parallel.data_parallel_size <= 1:
         return ""
     return f"dp{parallel.data_parallel_index}"
+
+
+def blends(
+    config: Config,
+    store: BlockStore,
+    facts: EngineFacts,
+    departures: Departures,
+    *,
+    pages: int,
+) -> Callable[[Tally, Callable[[], int]], Blends] | None:
+    """What makes the scheduler's half of blending, for an engine of `pages`; `None`: it is off."""
+    knobs = config.blend
+    if not knobs.enabled:
+        return None
+    limits = BlendLimits(knobs.min_tokens, knobs.max_tokens)
+    told = BlendKnobs(knobs.ratio, knobs.max_deviation, limits, config.store.read_deadline_s)
+
+    def make(tally: Tally, job: Callable[[], int]) -> Blends:
+        index = SpanIndex(most_tokens=knobs.index_tokens)
+        taint = Taint(2 * pages)
+        return Blends(store, facts.geometry, told, tally, job, taint, index, departures)
+
+    return make
 
 
 def gauges(stats: Any) -> dict[str, float]:
@@ -106,10 +152,15 @@ def gauges(stats: Any) -> dict[str, float]:
     return samples
 
 
+def lower_samples(store: object) -> Mapping[str, float]:
+    """Samples of the medium below the store's DRAM, where it has any of its own."""
+    return store.samples() if isinstance(store, Sampled) else {}
+
+
 def learned(appraiser: Appraiser) -> dict[str, float]:
     """Gauge samples of what the appraiser has learned, as far as it has."""
     samples: dict[str, float] = {}
-    for tier in (Tier.DRAM, Tier.SSD):
+    for tier in (Tier.DRAM, Tier.SSD, Tier.REMOTE):
         rate = appraiser.bytes_per_s(tier)
         if rate is not None:
             samples[f"kvist_tier_bytes_per_second.{tier.value}"] = rate

@@ -18,9 +18,9 @@ from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.messages import CopyJob, StepReport
 from kvist.connectors.vllm.sequences import Sequence
 from kvist.connectors.vllm.stats import Tally
-from kvist.core.errors import NoSpaceError
+from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.keys import Key
-from kvist.core.lease import BlockStore, WriteLease
+from kvist.core.lease import BlockStore, WriteLease, commit_each
 from kvist.core.outcome import BlockRef
 
 
@@ -32,6 +32,7 @@ class Save:
     lease: WriteLease
     blocks: range
     indices: tuple[int, ...]  # which of `blocks` the lease reserved
+    slots: tuple[int, ...]  # and where
     preemptions: int  # of the request at the start: a change means that its pages are gone
     ranks: int = 0
     failed: bool = False
@@ -71,6 +72,7 @@ class Saves:
             return
         request = seq.request
         known = request.num_tokens if self.knobs.decode else request.num_prompt_tokens
+        known = seq.clean_tokens(known)  # blended KV, and what was computed on it, is nobody else's
         blocks = seq.cursor.full_blocks(computed_tokens, known, self.geometry.block_tokens)
         if not blocks:
             return
@@ -93,10 +95,14 @@ class Saves:
             lease.release()
             return
         job, ids = self.job_id(), table()
-        self._jobs[job] = Save(seq, lease, blocks, new, request.num_preemptions)
-        self._pending[request.request_id] = self._pending.get(request.request_id, 0) + 1
-        slots = tuple(lease.slot(i) for i in new)
+        try:
+            slots = tuple(lease.slot(i) for i in new)
+        except LeaseError:
+            lease.release()
+            return  # the node died just now; nothing was ordered
         pages = tuple(tuple(self.geometry.page_row(blocks[i], ids)) for i in new)
+        self._jobs[job] = Save(seq, lease, blocks, new, slots, request.num_preemptions)
+        self._pending[request.request_id] = self._pending.get(request.request_id, 0) + 1
         self._orders.append(CopyJob(job, request.request_id, slots, pages))
 
     def asked(self, seq: Sequence) -> None:
@@ -152,11 +158,9 @@ class Saves:
     def _finish(self, save: Save, checksums: Mapping[int, int]) -> None:
         with save.lease as lease:
             if not save.failed:
-                fresh = [
-                    save.blocks[i]
-                    for i in save.indices
-                    if lease.commit(i, checksum=checksums.get(lease.slot(i)))
-                ]
+                sums = [checksums.get(slot) for slot in save.slots]
+                done = commit_each(lease, save.indices, sums)
+                fresh = [save.blocks[i] for i, ok in zip(save.indices, done, strict=True) if ok]
                 self.tally.add("kvist_blocks_saved_total", len(fresh))
                 self.tally.add("kvist_tokens_saved_total", len(fresh) * self.geometry.block_tokens)
                 self.feed.saved(save.seq, fresh)

@@ -14,6 +14,7 @@ from typing import Any
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.recorder import TraceRecorder
+from kvist.connectors.vllm.blends import Blends
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs, Loads
@@ -44,7 +45,7 @@ class SchedulerSide:
     def __init__(
         self,
         store: BlockStore,
-        arena: ArenaLocator,
+        arena: Callable[[], ArenaLocator | None],
         facts: EngineFacts,
         feed: EventFeed,
         load: LoadKnobs,
@@ -52,8 +53,9 @@ class SchedulerSide:
         appraiser: Appraiser,
         recorder: TraceRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        blend: Callable[[Tally, Callable[[], int]], Blends] | None = None,
     ) -> None:
-        self._store, self._arena, self._facts = store, arena, facts
+        self._store, self._arena, self._facts = store, arena, facts  # asked in every step
         self._scopes = Scopes(facts.fingerprint)
         self._live: dict[str, Sequence] = {}
         self._ending: dict[str, Sequence] = {}  # over, but for their last saves
@@ -69,6 +71,7 @@ class SchedulerSide:
         self._loads = Loads(store, geometry, load, size, world, tally, self._job, appraiser)
         ratio = appraiser.save_ratio
         self._saves = Saves(store, geometry, save, world, feed, tally, self._job, ratio)
+        self._blends = blend(tally, self._job) if blend is not None else None
 
     def arrive(self, request: Any) -> None:
         """A new request; one whose KV cannot be named is simply not known here."""
@@ -87,19 +90,44 @@ class SchedulerSide:
             self._saves.asked(seq)
         if seq is None or request.skip_reading_prefix_cache:
             return 0, False
+        if self._blends is not None:
+            self._blends.marks(seq, computed_tokens)
+            answer = self._try_blend(self._blends, seq, computed_tokens)
+            if answer is not None:
+                return answer
         return self._loads.offer(seq, computed_tokens)
+
+    def _try_blend(
+        self, blends: Blends, seq: Sequence, computed_tokens: int
+    ) -> tuple[int | None, bool] | None:
+        """What is promised of spans; whatever fails here leaves the prompt to an ordinary load."""
+        failed = object()
+        answer = self.fallback.guard(
+            "find spans", lambda: blends.offer(seq, computed_tokens), default=failed
+        )
+        if answer is failed:
+            seq.no_blend = True
+            blends.withdraw(seq.request.request_id)
+            return None
+        return answer  # type: ignore[return-value]
 
     def allocated(
         self, request: Any, table: Seq[int], computed_tokens: int, external_tokens: int
     ) -> None:
         """vLLM gave the request pages; blocks will be copied there as they arrive."""
         seq = self._live[request.request_id]
+        if self._blends is not None and self._blends.start(
+            seq, table, computed_tokens, external_tokens
+        ):
+            return
         self._loads.start(seq, table, computed_tokens, external_tokens)
 
     def refuse(
         self, request: Any, table: Seq[int], computed_tokens: int, external_tokens: int
     ) -> None:
         """Blocks that were promised cannot be loaded after all: they will be recomputed."""
+        if self._blends is not None:
+            self._blends.refuse(request.request_id)
         self._loads.refuse(request.request_id, table, computed_tokens, external_tokens)
 
     def sources(self, request: Any) -> dict[Tier, int]:
@@ -113,16 +141,18 @@ class SchedulerSide:
         self.fallback.guard("plan saves", lambda: self._offer_saves(output, done), default=None)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
-            self._loads.wait_for_arrival(_NAP_S)
+            if self._blends is None or not self._blends.wait_for_arrival(_NAP_S):
+                self._loads.wait_for_arrival(_NAP_S)
         else:
             self._loads.computing()
         released = self._saves.released()
         for req_id in released:
             self._tell_end(self._ending.pop(req_id, None))
         return StepPlan(
-            arena=self._arena,
+            arena=self._arena(),
             loads=self._loads.orders(),
             saves=self._saves.orders(),
+            blends=self._blends.orders() if self._blends is not None else [],
             fence=self._saves.lost_pages(),
             release=released,
             idle=idle,
@@ -146,19 +176,31 @@ class SchedulerSide:
         for req_id, scheduled in output.num_scheduled_tokens.items():
             seq = self._live.get(req_id)
             if seq is not None:
-                seq.no_load = False
+                seq.no_load = seq.no_blend = False
                 self._saves.offer(seq, done[req_id] + scheduled, partial(_table, tables, req_id))
+                self._remember(seq)
+
+    def _remember(self, seq: Sequence) -> None:
+        """Text of blocks that were offered to the store can be found; blended KV is marked."""
+        blends = self._blends
+        if blends is not None:
+            blends.still(seq)
+            self.fallback.guard("register spans", lambda: blends.register(seq), default=None)
 
     def heard(self, report: StepReport | None, received: set[str]) -> None:
         """Copies are done: release what was read, commit what was written."""
         for req_id in received:
             self._loads.received(req_id)
+            if self._blends is not None:
+                self._blends.received(req_id)
         if report is not None:
             self.tally.add("kvist_bytes_copied_total", report.copied_bytes)
             self.tally.add("kvist_copy_seconds_total", report.copy_s)
             self._learn(report)
             self._loads.heard(report)
             self._saves.heard(report)
+            if self._blends is not None:
+                self._blends.heard(report)
 
     def _learn(self, report: StepReport) -> None:
         self.appraiser.copied(report.loaded_bytes, report.load_s)
@@ -173,6 +215,8 @@ class SchedulerSide:
         seq = self._live.pop(req_id, None)
         if seq is None:
             return False
+        if self._blends is not None and self._blends.abandon(req_id):
+            return False
         if self._loads.abandon(req_id):
             return False  # aborted while loading: vLLM keeps the pages until the load reports
         computed = request.num_computed_tokens
@@ -181,6 +225,7 @@ class SchedulerSide:
             lambda: self._saves.offer(seq, computed, lambda: table),
             default=None,
         )
+        self._remember(seq)
         if self._saves.hold(req_id):
             self._ending[req_id] = seq  # the end is told when its last blocks are there
             return True
@@ -209,7 +254,8 @@ class SchedulerSide:
 
     def busy(self) -> bool:
         """Whether the engine must keep stepping for us to hear of copies under way."""
-        return self._loads.busy() or self._saves.busy()
+        blending = self._blends is not None and self._blends.busy()
+        return blending or self._loads.busy() or self._saves.busy()
 
     def _job(self) -> int:
         self._last_job += 1

@@ -32,6 +32,14 @@ class Sequence:
     no_load: bool = False  # a load was tried and gave nothing; cleared when the request runs
     arrived_s: float = 0.0
     asked: bool = False  # its prompt was counted (`connectors/reuse.py`)
+    no_blend: bool = False  # a blend was tried or would spare nothing; cleared when it runs
+    indexed: int = 0  # blocks whose text can be found
+    tainted_from: int | None = None  # from this token on the engine's own hit is blended KV
+    blended_from: int | None = None  # from this token on its KV is blended, or will be
+
+    def clean_tokens(self, tokens: int) -> int:
+        """How many of the first `tokens` have KV that a pass over the whole prompt gives."""
+        return min(t for t in (tokens, self.tainted_from, self.blended_from) if t is not None)
 
 
 class Scopes:

@@ -6,6 +6,7 @@ A sample is named by its metric, with the label's value after a dot:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,22 @@ class Tally:
         """Samples since the last call."""
         samples, self._samples = self._samples, {}
         return samples
+
+
+class Totals:
+    """Turns totals that somebody else keeps into what has been added since the last look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def since(self, samples: Mapping[str, float]) -> dict[str, float]:
+        """Increments of counters; gauges as they are."""
+        grown = {
+            name: amount if _kind(name) is Kind.GAUGE else amount - self._seen.get(name, 0.0)
+            for name, amount in samples.items()
+        }
+        self._seen = dict(samples)
+        return grown
 
 
 def _kind(name: str) -> Kind:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from kvist.connectors.fallback import Fallback
 from kvist.connectors.plan import SKIP_PAGE
+from kvist.connectors.vllm.arenas import ArenaMovers
 from kvist.connectors.vllm.copier import Copier, JobKind, Mover
-from kvist.connectors.vllm.messages import CopyJob, StepPlan, StepReport
+from kvist.connectors.vllm.messages import BlendJob, BlendNote, CopyJob, StepPlan, StepReport
+from kvist.core.errors import LeaseError
 from kvist.tiers.dram import ArenaLocator
 
 log = logging.getLogger("kvist.vllm")
@@ -23,7 +25,17 @@ _FENCE_S = 10.0  # longest a step waits for saves whose pages it is about to ove
 _NAP_S = 0.02  # longest an empty step waits for a copy to end
 _CLOSE_S = 10.0
 
+
+class Blender(Protocol):
+    """Makes KV of cached rows and writes it to pages; synchronous; raises when it cannot."""
+
+    def blend(self, job: BlendJob) -> BlendNote:
+        """Computes and writes, or says that it did not."""
+        ...
+
+
 MakeMover = Callable[[ArenaLocator], Mover]
+MakeBlender = Callable[[ArenaLocator], Blender]
 Fence = Callable[[], Callable[[], None] | None]
 
 
@@ -72,6 +84,7 @@ class WorkerSide:
 
     `make_mover` maps the arena and may fail: then every copy fails, which is a recompute.
     `fence` is called after a forward pass is launched and returns what a save must wait for.
+    `make_blender` maps the arena as `make_mover` does; `None` where nothing is blended.
     """
 
     def __init__(
@@ -82,12 +95,16 @@ class WorkerSide:
         cpus: set[int] | None,
         early_loads: bool,
         watch: StopWatch | None = None,
+        make_blender: MakeBlender | None = None,
     ) -> None:
         self.fallback = Fallback()
-        self._make_mover, self._fence = make_mover, fence
+        self._movers, self._fence = ArenaMovers(make_mover), fence
         self._watch = watch or HostWatch()
         self._cpus, self._early_loads = cpus, early_loads
         self._copier: Copier | None = None
+        self._make_blender = make_blender
+        self._blender: Blender | None = None
+        self._told = False  # that this rank can blend
         self._plan = StepPlan()
         self._received: set[str] = set()
         self._unloaded: set[int] = set()
@@ -112,6 +129,9 @@ class WorkerSide:
         if self._plan.timed:
             self._watch.stop()
         self._start_loads()
+        blends, self._plan.blends = self._plan.blends, []
+        for blend in blends:
+            self._blend(blend)
         saves, self._plan.saves = self._plan.saves, []
         if saves:
             before = self._fence()
@@ -125,6 +145,8 @@ class WorkerSide:
             if self._plan.idle and self._copier.pending():
                 self._copier.wait_for_any(_NAP_S)
             self._collect(self._copier)
+            if self._movers.retirable and not self._copier.pending():
+                self._movers.retire()
         sent, self._plan.release = set(self._plan.release), []
         received, self._received = self._received, set()
         return sent, received
@@ -138,6 +160,8 @@ class WorkerSide:
         """What the scheduler side must know of this step, if anything."""
         report, self._report = self._report, StepReport()
         report.passes = self._watch.take()
+        if self._make_blender is not None and not self._told:
+            self._told = report.can_blend = True
         return None if report.empty() else report
 
     def close(self) -> None:
@@ -152,6 +176,25 @@ class WorkerSide:
         for job in loads:
             self._submit(JobKind.LOAD, job, None)
 
+    def _blend(self, job: BlendJob) -> None:
+        """On this thread: the engine's modules are not made for two, and its pages lie still."""
+        note = self.fallback.guard("blend", lambda: self._open_blender().blend(job), default=None)
+        self._report.done[job.job_id] = 1
+        if note is None:
+            self._report.failed.add(job.job_id)
+        else:
+            self._report.blends[job.job_id] = note
+        if note is None or not note.blended:
+            self._unloaded.update(job.lost())
+        self._received.add(job.req_id)
+
+    def _open_blender(self) -> Blender:
+        if self._blender is None:
+            if self._make_blender is None or self._plan.arena is None:
+                raise LeaseError("this rank cannot blend")
+            self._blender = self._make_blender(self._plan.arena)
+        return self._blender
+
     def _submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None) -> None:
         copier = self._open_copier()
         if copier is None:
@@ -161,10 +204,12 @@ class WorkerSide:
 
     def _open_copier(self) -> Copier | None:
         arena = self._plan.arena
-        if self._copier is None and arena is not None:
-            mover = self.fallback.guard("map arena", lambda: self._make_mover(arena), default=None)
-            if mover is not None:
-                self._copier = Copier(mover, self.fallback, self._cpus)
+        if arena is not None and not self._movers.knows(arena):
+            mapped = self.fallback.guard(
+                "map arena", lambda: self._movers.add(arena), default=False
+            )
+            if mapped and self._copier is None:
+                self._copier = Copier(self._movers, self.fallback, self._cpus)
         return self._copier
 
     def _collect(self, copier: Copier) -> None:

@@ -32,3 +32,6 @@ void bind_table(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_spans(nanobind::module_& m);
 void bind_value(nanobind::module_& m);
+void bind_planes(nanobind::module_& m);
+void bind_cachegen(nanobind::module_& m);
+void bind_quantise(nanobind::module_& m);

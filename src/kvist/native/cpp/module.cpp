@@ -241,4 +241,7 @@ NB_MODULE(_core, m) {
   bind_spans(m);
   bind_table(m);
   bind_value(m);
+  bind_planes(m);
+  bind_cachegen(m);
+  bind_quantise(m);
 }

@@ -90,12 +90,12 @@ class _FrameBuffers:
         out = self.wanted.out
         if header.codec == RAW_CODEC:
             return None if self._stored is out else MissCause.CODEC
-        decoder = codecs.find(header.codec)
-        if decoder is None:
+        chain = codecs.find(header.codec)
+        if chain is None:
             return MissCause.CODEC
         stored = memoryview(bytes(out)) if self._stored is out else self._stored
         try:
-            decoder.decode(stored, out)
+            chain.decode(stored, out, key=self.wanted.place.key)
         except FormatError:
             return MissCause.CODEC
         return None

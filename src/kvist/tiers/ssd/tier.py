@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvist.codec.frame import PAGE_BYTES, FrameHeader, FrameKind
+from kvist.codec.frame import PAGE_BYTES
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ClosedError, ConfigError, TierError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome
-from kvist.native import checksum
+from kvist.tiers.encoding import block_header, encoded, tombstone_header
 from kvist.tiers.protocol import ListedBlock, Payload
 from kvist.tiers.ssd.contents import list_blocks
 from kvist.tiers.ssd.engine import DEFAULT_DEPTH, EngineKind, IoEngine, open_engines
@@ -36,13 +36,18 @@ _SHARES = (8, 256)  # a segment is at most 1/8 and at least 1/256 of the capacit
 
 @dataclass(frozen=True, slots=True)
 class SsdStats:
-    """Counters since open, and what is there now."""
+    """Counters since open, and what is there now.
+
+    The blocks that were put had `raw_bytes` and took `stored_bytes` encoded, frames aside.
+    """
 
     blocks: int
     bytes_used: int
     capacity_bytes: int
     segments: int
     puts: int
+    raw_bytes: int
+    stored_bytes: int
     hits: int
     misses_by_cause: Mapping[MissCause, int]
     evicted_blocks: int
@@ -79,6 +84,9 @@ class SsdTier:
         self._engines = engines
         self._kind = kind
         self._reader = FrameReader(engines[0], codecs)
+        self._codecs = codecs
+        self._raw_bytes = 0
+        self._stored_bytes = 0
         self._directory = directory
         self._keyspace = keyspace
         self._lock = lock
@@ -111,9 +119,9 @@ class SsdTier:
 
         `segment_bytes` is kept between 1/256 and 1/8 of the capacity; a larger frame gets a
         segment of its own. `keyspace` (32 bytes) marks what is written; blocks of other keyspaces
-        stay, count and are readable, since a key is unique over all keyspaces. `mode` and
-        `engine` fall back to what the system grants; `depth` bounds the operations of a batch that
-        are under way at once. With an `io`, every read and write goes through it.
+        stay, count and are readable, since keys are unique. `mode` and `engine` fall back to what
+        the system grants; `depth` bounds the operations of a batch that are under way. `codecs`
+        say how blocks are encoded and which can be read. An `io` does every read and write.
 
         Raises:
             TierBusyError: another tier holds the directory.
@@ -182,6 +190,7 @@ class SsdTier:
         Raises:
             TierFullError: no room even after reclaiming.
             TierError: the medium failed. What was not made durable is absent.
+            FormatError: a block is not of the layout that the codecs are for.
             ClosedError: the tier was closed.
         """
         with held(self._write_lock):
@@ -192,24 +201,16 @@ class SsdTier:
                     if payload.key in seen or self.contains(payload.key):
                         continue
                     seen.add(payload.key)
-                    data = payload.data.cast("B")
-                    header = FrameHeader(
-                        kind=FrameKind.BLOCK,
-                        sequence=0,
-                        keyspace=self._keyspace,
-                        key=payload.key,
-                        parent=payload.parent,
-                        raw_bytes=payload.decoded_bytes,
-                        stored_bytes=len(data),
-                        payload_checksum=(
-                            checksum(data) if payload.checksum is None else payload.checksum
-                        ),
-                        codec=payload.codec,
-                    )
-                    self._log.append(header, data)
+                    self._append(encoded(payload, self._codecs))
             finally:
                 self._log.commit()
             self._puts += len(seen)
+
+    def _append(self, payload: Payload) -> None:
+        header = block_header(payload, self._keyspace)
+        self._log.append(header, payload.data.cast("B"))
+        self._raw_bytes += header.raw_bytes
+        self._stored_bytes += header.stored_bytes
 
     def read_into(self, key: Key, out: memoryview) -> Outcome:
         """Reads and proves one block. On a `MISS` the bytes of `out` are undefined.
@@ -294,7 +295,7 @@ class SsdTier:
             self._index.drop(found)
             try:
                 for place in found:
-                    self._log.append(self._tombstone(place.key), _NOTHING)
+                    self._log.append(tombstone_header(place.key, self._keyspace), _NOTHING)
             finally:
                 self._log.commit()
 
@@ -306,18 +307,6 @@ class SsdTier:
         """See `tiers.protocol.Lists`; reads the segments' footers."""
         segments = self._log.segments()
         return list_blocks(segments, self._index, self._keyspace, newest_first=newest_first)
-
-    def _tombstone(self, key: Key) -> FrameHeader:
-        return FrameHeader(
-            kind=FrameKind.TOMBSTONE,
-            sequence=0,
-            keyspace=self._keyspace,
-            key=key,
-            parent=None,
-            raw_bytes=0,
-            stored_bytes=0,
-            payload_checksum=checksum(_NOTHING),
-        )
 
     def clear(self) -> None:
         """Deletes every segment of this version; newer ones and foreign files stay.
@@ -353,6 +342,8 @@ class SsdTier:
             capacity_bytes=self._log.limits.capacity_bytes,
             segments=self._log.segment_count,
             puts=self._puts,
+            raw_bytes=self._raw_bytes,
+            stored_bytes=self._stored_bytes,
             hits=hits,
             misses_by_cause=misses,
             evicted_blocks=self._log.evicted_blocks,

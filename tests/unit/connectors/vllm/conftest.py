@@ -10,6 +10,10 @@ from pathlib import Path
 if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)  # for `vllm_fakes`; pytest runs with `importmode=importlib`
 
+blend = str(Path(__file__).parents[2] / "accel" / "blend")
+if blend not in sys.path:
+    sys.path.insert(0, blend)  # for `tiny_decoder`
+
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 else:

@@ -79,6 +79,23 @@ def test_a_disk_that_was_too_slow_is_probed_now_and_then_and_used_again(on_disk:
     assert promise(on_disk, req) == (3 * BLOCK, True)
 
 
+def test_blocks_in_dram_that_do_not_pay_are_probed_with_a_real_load(on_disk: Side) -> None:
+    """The copy to the engine's pages once stalled; only a copy can show that it is fast again."""
+    on_disk.store.blocks = dict.fromkeys(on_disk.store.blocks, Tier.DRAM)
+    for _ in range(8):
+        on_disk.side.appraiser.copied(on_disk.block_bytes, 5.0)
+    gained = []
+    for i in range(4):
+        req = request(f"a{i}", 3 * BLOCK)
+        on_disk.side.arrive(req)
+        gained.append(promise(on_disk, req)[0])
+        on_disk.side.finish(req, TABLE)
+    assert gained == [2 * BLOCK, 0, 0, 0]  # the next one comes after some seconds
+    assert on_disk.store.wishes == []
+    assert on_disk.side.tally.take()["kvist_load_decisions_total.probe"] == 1
+    assert on_disk.store.open_leases == 0
+
+
 def test_blocks_in_dram_are_loaded_although_those_behind_them_on_disk_are_not(
     on_disk: Side,
 ) -> None:

@@ -11,7 +11,7 @@ from vllm_fakes import ARENA
 from kvist.connectors.plan import SKIP_PAGE
 from kvist.connectors.vllm import worker_side
 from kvist.connectors.vllm.copier import JobKind, Moved, Mover
-from kvist.connectors.vllm.messages import CopyJob, StepPlan, StepReport
+from kvist.connectors.vllm.messages import BlendJob, BlendNote, CopyJob, StepPlan, StepReport
 from kvist.connectors.vllm.worker_side import HostWatch, WorkerSide, no_fence
 from kvist.tiers.dram import ArenaLocator
 
@@ -233,3 +233,84 @@ def test_of_several_ranks_the_slowest_says_how_long_a_pass_took() -> None:
     merged = one.aggregate(two)
     assert isinstance(merged, StepReport)
     assert merged.passes == {1: 0.7, 2: 0.1}
+
+
+BLEND = BlendJob(5, "d", (1, 2, 3, 4, 5, 6), 2, 2, (), (20, 21, 22), 0.15, 1.0)
+
+
+class FakeBlender:
+    """Answers with `note`, or raises."""
+
+    def __init__(self, note: BlendNote | None) -> None:
+        self.note = note
+        self.jobs: list[BlendJob] = []
+
+    def blend(self, job: BlendJob) -> BlendNote:
+        self.jobs.append(job)
+        if self.note is None:
+            raise RuntimeError("the model fails")
+        return self.note
+
+
+def blend_step(blender: FakeBlender | None) -> tuple[set[str], set[int], StepReport]:
+    """One step with a blend: what was received, which pages were lost, and the report."""
+    side = WorkerSide(
+        lambda _arena: ListedMover(),
+        no_fence,
+        cpus=None,
+        early_loads=True,
+        make_blender=None if blender is None else lambda _arena: blender,
+    )
+    plan = StepPlan(arena=ARENA, blends=[BLEND])
+    side.begin_step(plan)
+    if blender is not None:
+        assert blender.jobs == []  # not before the forward pass, which fills pages it may read
+    _, received, pages = step(side, plan)
+    report = side.report()
+    side.close()
+    assert report is not None
+    return received, pages, report
+
+
+def test_blend_is_received_with_its_note() -> None:
+    note = BlendNote(blended=True, repaired_tokens=3, deviation_ratio=0.1, seconds=0.2)
+    received, pages, report = blend_step(FakeBlender(note))
+    assert received == {"d"}
+    assert pages == set()
+    assert report.done == {5: 1}
+    assert report.blends == {5: note}
+    assert report.can_blend is True
+
+
+def test_blend_that_deviates_names_the_pages_that_it_did_not_fill() -> None:
+    note = BlendNote(blended=False, repaired_tokens=3, deviation_ratio=9.0, seconds=0.2)
+    received, pages, report = blend_step(FakeBlender(note))
+    assert received == {"d"}
+    assert pages == {21, 22}
+    assert report.failed == set()
+
+
+@pytest.mark.parametrize("blender", [FakeBlender(None), None])
+def test_blend_that_fails_names_its_pages_and_is_received_all_the_same(
+    blender: FakeBlender | None,
+) -> None:
+    received, pages, report = blend_step(blender)
+    assert received == {"d"}
+    assert pages == {21, 22}
+    assert report.failed == {5}
+    assert report.blends == {}
+
+
+def test_a_rank_says_once_that_it_can_blend() -> None:
+    side = WorkerSide(
+        lambda _arena: ListedMover(),
+        no_fence,
+        cpus=None,
+        early_loads=True,
+        make_blender=lambda _arena: FakeBlender(None),
+    )
+    first, second = side.report(), side.report()
+    assert first is not None
+    assert first.can_blend is True
+    assert second is None
+    side.close()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
+from kvist.accel.blend.spans import SpanIndex
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.vllm.blends import BlendKnobs, Blends
+from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
 from kvist.connectors.vllm.loads import LoadKnobs
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs
 from kvist.connectors.vllm.scheduler_side import SchedulerSide
+from kvist.connectors.vllm.stats import Tally
+from kvist.connectors.vllm.taint import Taint
 from kvist.core.errors import LeaseError, NoSpaceError
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
@@ -25,7 +30,7 @@ from kvist.tiers.dram import ArenaLocator
 
 BLOCK = 4
 SLOT_BYTES = 1000
-ARENA = ArenaLocator(1, 2, 3, 4)
+ARENA = ArenaLocator(1, 2, 1 << 20, 4096)
 SEED = PrefillCoefficients(1e-3, 1e-3, 1e-9)  # a token takes a millisecond
 TABLE = [10, 11, 12, 13, 14, 15]  # pages of whichever request runs
 
@@ -181,6 +186,7 @@ class FakeRequest:
     skip_reading_prefix_cache: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     status: Any = None
+    block_hashes: list[bytes] = field(default_factory=list)
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -239,6 +245,7 @@ class Side:
         save_decode: bool = True,
         min_load_tokens: int = 0,
         save_unseen: bool = True,
+        blend: BlendKnobs | None = None,
     ) -> None:
         self.store = FakeStore()
         layout = BlockLayout(1, 2, 8, block_tokens, "float32")
@@ -248,14 +255,32 @@ class Side:
         self.feed = EventFeed(block_tokens, enabled=True)
         self.side = SchedulerSide(
             self.store,  # type: ignore[arg-type]
-            ARENA,
+            lambda: ARENA,
             facts,
             self.feed,
             LoadKnobs(enabled=load, min_tokens=min_load_tokens, deadline_s=1.0),
             SaveKnobs(enabled=save, decode=save_decode, all_blocks=save_unseen),
             Appraiser(SEED, block_tokens=block_tokens, block_bytes=layout.block_bytes),
+            blend=self._blends(blend, facts) if blend is not None else None,
         )
         self.block_bytes = layout.block_bytes
+
+    def _blends(self, knobs: BlendKnobs, facts: EngineFacts) -> Callable[..., Blends]:
+        self.index, self.departures, self.taint = SpanIndex(), Departures(), Taint(100)
+
+        def make(tally: Tally, job: Callable[[], int]) -> Blends:
+            return Blends(
+                self.store,  # type: ignore[arg-type]
+                facts.geometry,
+                knobs,
+                tally,
+                job,
+                self.taint,
+                self.index,
+                self.departures,
+            )
+
+        return make
 
     def run(self, req: FakeRequest, tokens: int, table: list[int]) -> StepPlan:
         """One step in which only `req` computes `tokens` more."""

@@ -1,17 +1,17 @@
-"""Turns a configuration into objects; the only module that knows every implementation."""
+"""A store inside this process."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 
-from kvist.config import Config, dram_bytes, ssd_bytes, ssd_folders
-from kvist.core.errors import ConfigError, TierBusyError, TierError
+from kvist.assemble.below import open_below
+from kvist.config import Config, dram_bytes
+from kvist.core.errors import ConfigError
 from kvist.core.events import KvEvent
+from kvist.core.layout import BlockLayout
+from kvist.core.outcome import Tier
 from kvist.policy import (
     AdmitAll,
     Arc,
@@ -33,12 +33,8 @@ from kvist.store.breaker import Breaker
 from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena
-from kvist.tiers.protocol import LowerTier
-from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
-from kvist.tiers.ssd.striped import StripedTier
 from kvist.tiers.warmer import Warmer
 
-_log = logging.getLogger(__name__)
 _REMEMBERED_CAPACITIES = 8
 _STUCK_S = 5.0  # a disk call that takes longer counts as failed
 # Each gets the blocks that the DRAM tier holds.
@@ -54,7 +50,6 @@ _POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "value": lambda _: Value(time.monotonic),
     "w-tinylfu": WTinyLfu,
 }
-_FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
 
 
 def open_embedded_store(
@@ -62,6 +57,7 @@ def open_embedded_store(
     *,
     block_bytes: int,
     fingerprint: bytes,
+    layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
 ) -> TieredStore:
@@ -71,11 +67,13 @@ def open_embedded_store(
         config: the knobs.
         block_bytes: size of one canonical block.
         fingerprint: the keyspace's fingerprint (32 bytes), written into every frame.
+        layout: what a block looks like; codecs other than `raw` and `aead` need it.
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
 
     Raises:
-        ConfigError: the DRAM tier holds no block, or the insert filter does not fit the order.
+        ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
+            codec cannot be had: no such one, not for this layout, without keys or its package.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
@@ -89,7 +87,7 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower = _open_ssd(config, fingerprint, shard) if config.store.ssd.enabled else None
+    lower = open_below(config, fingerprint, shard, layout)
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -99,6 +97,7 @@ def open_embedded_store(
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
+        lower_tier=Tier.SSD if config.store.ssd.enabled else Tier.REMOTE,
         stuck_s=_STUCK_S,
         breaker=lambda: Breaker(
             window_s=knobs.window_s,
@@ -141,47 +140,3 @@ def _insert_filter(config: Config, policy: EvictionPolicy, capacity_blocks: int)
             )
         return ByValue(policy)
     return AdmitAll()
-
-
-def _open_ssd(config: Config, fingerprint: bytes, shard: str) -> LowerTier:
-    """One tier, or one for each folder behind a `StripedTier`; a folder that fails is left out.
-
-    Raises:
-        TierBusyError: another process owns a folder.
-        TierError: no folder can be used.
-    """
-    folders = ssd_folders(config)
-    if len(folders) == 1:
-        return _open_folder(config, folders[0], fingerprint, shard)
-    members: list[tuple[str, SsdTier, float]] = []
-    failure: TierError | None = None
-    with ExitStack() as undo:
-        for folder in folders:
-            try:
-                tier = _open_folder(config, folder, fingerprint, shard)
-            except TierBusyError:
-                raise
-            except TierError as error:
-                _log.warning("SSD folder %s is left out: %s", folder, error)
-                failure = error
-                continue
-            undo.callback(tier.close)
-            members.append((str(folder), tier, float(ssd_bytes(config, folder=folder))))
-        if failure is not None and not members:
-            raise failure
-        undo.pop_all()
-    return StripedTier(members)
-
-
-def _open_folder(config: Config, folder: Path, fingerprint: bytes, shard: str) -> SsdTier:
-    ssd = config.store.ssd
-    return SsdTier.open(
-        folder / shard if shard else folder,
-        keyspace=fingerprint,
-        capacity_bytes=ssd_bytes(config, folder=folder),
-        segment_bytes=ssd.segment,
-        fsync=_FSYNC[ssd.fsync],
-        mode=IoMode(ssd.io),
-        engine=EngineKind(ssd.engine),
-        depth=ssd.depth,
-    )

@@ -1,0 +1,1 @@
+"""Measures what a node costs an engine: moving blocks beside memcpy, and control operations."""

@@ -1,0 +1,178 @@
+"""`kvist node`: runs the node of this host, shows it, ends it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kvist.cli import screen
+from kvist.config import LoadedConfig
+from kvist.core.errors import NodeAwayError
+
+_START_S = 30.0
+_LOOK_S = 0.05
+_REPLACE_S = 90.0
+_SHORT_HEX = 12
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds `node`."""
+    parser = screen.add_command(
+        subparsers,
+        "node",
+        summary="share one store between the engines of this host",
+        details="Engines with store.where=node attach to it. It owns DRAM and SSD; blocks that one "
+        "engine wrote, all of the same model can read. It ends on SIGTERM, when it has written "
+        "what is not on SSD yet.",
+        example="kvist node --set store.dram.capacity=16GiB\n  kvist node status",
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("run", "status", "stop"),
+        default="run",
+        help="run it here, show the one that runs, or end it",
+    )
+    parser.add_argument("--socket", metavar="PATH", help="the same as --set node.socket=PATH")
+    parser.add_argument("--detach", action="store_true", help="return when it listens; it stays")
+    parser.add_argument(
+        "--replace", action="store_true", help="end the node that runs, and adopt its SSD cache"
+    )
+    screen.add_config_options(parser)
+    screen.add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs, shows or ends a node.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        NodeAwayError: none runs, or it could not be started.
+        NodeRunningError: one runs already.
+    """
+    if args.socket:
+        args.set = [*args.set, f"node.socket={args.socket}"]
+    loaded = screen.config_from(args)
+    if args.action == "status":
+        return _status(loaded, as_json=args.json)
+    if args.action == "stop":
+        return _stop(loaded)
+    if args.detach:
+        return _detach(args, loaded)
+    return _run(loaded, replace=args.replace)
+
+
+def _run(loaded: LoadedConfig, *, replace: bool) -> int:
+    from kvist.assemble import node_place, node_stores
+    from kvist.node import control
+    from kvist.node.daemon import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config, place = loaded.config, node_place(loaded.config)
+    if replace:
+        with contextlib.suppress(NodeAwayError):
+            control.ask(place.socket, "drain")
+    serve(
+        place,
+        node_stores(config),
+        keyspaces=config.node.keyspaces,
+        drain_s=config.node.drain_s,
+        wait_s=_REPLACE_S if replace else 0.0,
+    )
+    return 0
+
+
+def _detach(args: argparse.Namespace, loaded: LoadedConfig) -> int:
+    """Runs the same command without `--detach`, away from this terminal and on every core."""
+    from kvist.assemble import node_place
+    from kvist.node import control
+
+    place = node_place(loaded.config)
+    place.make_folder()
+    options = [f"--set={text}" for text in args.set]
+    options += [f"--config={args.config}"] if args.config else []
+    options += ["--replace"] if args.replace else []
+    with contextlib.suppress(OSError):  # an engine that starts us may be bound to one core
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with place.log.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "kvist.cli.main", "node", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    until = time.monotonic() + (_REPLACE_S if args.replace else _START_S)
+    while time.monotonic() < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LOOK_S)
+        if _answers(place.socket, child):
+            print(f"kvist: a node serves {place.socket}")
+            return 0
+        if child.returncode is not None:
+            break
+    if child.returncode is not None and control.listens(place.socket):
+        print(f"kvist: a node serves {place.socket} already")  # someone else was first
+        return 0
+    raise NodeAwayError(f"the node did not start: {_last_line(place.log)}")
+
+
+def _answers(socket: Path, child: subprocess.Popen[bytes]) -> bool:
+    from kvist.node import control
+
+    try:
+        return bool(control.ask(socket, "status")["pid"] == child.pid)
+    except NodeAwayError:
+        return False
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("kvist: error: ") if lines else f"nothing in {log}"
+
+
+def _stop(loaded: LoadedConfig) -> int:
+    from kvist.assemble import node_place
+    from kvist.node import control
+    from kvist.node.place import NodeLock
+
+    place = node_place(loaded.config)
+    control.ask(place.socket, "drain")
+    NodeLock(place, wait_s=loaded.config.node.drain_s + _START_S).release()
+    print("kvist: the node has ended")
+    return 0
+
+
+def _status(loaded: LoadedConfig, *, as_json: bool) -> int:
+    from kvist.assemble import node_place
+    from kvist.node import control
+
+    found = control.ask(node_place(loaded.config).socket, "status")
+    if as_json:
+        screen.print_json(found)
+        return 0
+    print(
+        f"process {found['pid']} serves {found['socket']} for {found['uptime_s']:.0f} s, "
+        f"{found['clients']} clients"
+    )
+    names = ("keyspace", "engines", "blocks", "free", "bytes", "leases", "dirty")
+    grid = screen.table(*names, right=frozenset(names[1:]))
+    for keyspace in found["keyspaces"]:
+        grid.add_row(
+            keyspace["fingerprint"][:_SHORT_HEX],
+            str(keyspace["sessions"]),
+            f"{keyspace['dram_blocks']:,}",
+            f"{keyspace['free_blocks']:,}",
+            screen.format_bytes(keyspace["dram_bytes"]),
+            str(keyspace["leases"]),
+            f"{keyspace['dirty_blocks']:,}",
+        )
+    screen.console().print(grid)
+    return 0

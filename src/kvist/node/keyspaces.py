@@ -1,0 +1,239 @@
+"""The stores of a node: one for each keyspace, opened when its first engine attaches.
+
+Engines of different models share a node, never a slot. How many stores may be open at once is the
+node's budget; a store that no engine uses gives way to a newcomer (what it has on SSD stays there).
+Opening and closing touch disks and happen off the loop's thread; engines that come meanwhile wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvist.core.errors import KvistError
+from kvist.core.events import Cleared, KvEvent, Removed, Stored
+from kvist.node import messages as m
+from kvist.node.protocol import join_keys
+from kvist.node.sessions import Session
+from kvist.node.waiter import Waiter
+from kvist.node.work import SlowWork
+from kvist.store.tiered import TieredStore
+
+_log = logging.getLogger(__name__)
+_MOST_EVENTS = 100_000
+_MOST_EVENT_KEYS = 1024  # in one message
+_CLOSE_S = 5.0
+_JOIN_S = 2.0
+_SHORT = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """What an engine needs of a store."""
+
+    fingerprint: bytes
+    layout: str
+    block_bytes: int
+
+
+# Opens the store of a keyspace; raises KvistError or OSError. Its events go to the second argument.
+OpenStore = Callable[[Attach, Callable[[KvEvent], None]], TieredStore]
+
+
+@dataclass(slots=True, eq=False)
+class Keyspace:
+    """An open store and the sessions on it, those that only linger included."""
+
+    attach: Attach
+    store: TieredStore
+    waiter: Waiter
+    events: deque[KvEvent]
+    sessions: set[Session] = field(default_factory=set)
+    listeners: set[Session] = field(default_factory=set)
+
+    def session(
+        self,
+        send: Callable[[m.Reply], None],
+        work: SlowWork,
+        clock: Callable[[], float],
+        *,
+        wants_events: bool,
+    ) -> Session:
+        """A new session."""
+        session = Session(self.store, self.waiter, work, send, clock)
+        self.sessions.add(session)
+        if wants_events:
+            self.listeners.add(session)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Nobody can touch the session's slots any more: gives back its leases."""
+        self.mute(session)
+        self.sessions.discard(session)
+        session.close()
+
+    def mute(self, session: Session) -> None:
+        """Nobody listens to the session any more."""
+        self.listeners.discard(session)
+
+    def settle(self) -> None:
+        """Tells every session what has happened meanwhile."""
+        for session in list(self.sessions):
+            if session.waits():
+                session.settle()
+        events = [self.events.popleft() for _ in range(len(self.events))]
+        for event in _merged(events) if self.listeners else ():
+            for message in _event_messages(event):
+                for session in list(self.listeners):
+                    session.send(message)
+
+    def waits(self) -> bool:
+        """Whether `settle` must be called from time to time."""
+        return any(session.waits() for session in self.sessions)
+
+
+Then = Callable[[Keyspace | str], None]
+
+
+class Keyspaces:
+    """All stores of a node. Called on the loop's thread."""
+
+    def __init__(
+        self, open_store: OpenStore, work: SlowWork, poke: Callable[[], None], *, most: int
+    ) -> None:
+        """`most` stores may be open at once."""
+        self._open_store, self._work, self._poke, self._most = open_store, work, poke, most
+        self._open: dict[bytes, Keyspace] = {}
+        self._opening: dict[bytes, tuple[Attach, list[Then]]] = {}
+
+    def __iter__(self) -> Iterator[Keyspace]:
+        return iter(list(self._open.values()))
+
+    def find(self, attach: Attach, then: Then) -> None:
+        """Calls `then` with the keyspace, now or later, or with the reason why there is none."""
+        known = self._open.get(attach.fingerprint)
+        waiting = self._opening.get(attach.fingerprint)
+        held = known.attach if known else waiting[0] if waiting else attach
+        if held != attach:
+            then(_disagreement(held, attach))
+        elif known:
+            then(known)
+        elif waiting:
+            waiting[1].append(then)
+        else:
+            self._begin(attach, then)
+
+    def settle(self) -> None:
+        """Tells every session what has happened meanwhile."""
+        for keyspace in self:
+            keyspace.settle()
+
+    def waits(self) -> bool:
+        """Whether `settle` must be called from time to time."""
+        return any(keyspace.waits() for keyspace in self)
+
+    def close(self, deadline_s: float) -> None:
+        """Closes every store: what is dirty goes to SSD. Leases keep what they hold."""
+        for keyspace in self:
+            keyspace.waiter.stop(_JOIN_S)
+            try:
+                keyspace.store.close(deadline_s)
+            except (KvistError, OSError) as error:
+                _log.warning("keyspace %s: %s", _short(keyspace.attach), error)
+        self._open.clear()
+
+    def _begin(self, attach: Attach, then: Then) -> None:
+        idle: Keyspace | None = None
+        if len(self._open) + len(self._opening) >= self._most:
+            idle = next((k for k in self._open.values() if not k.sessions), None)
+            if idle is None:
+                then(
+                    f"this node serves {self._most} keyspace(s) at once and all are in use; "
+                    "set node.keyspaces higher and restart it"
+                )
+                return
+            del self._open[idle.attach.fingerprint]
+        self._opening[attach.fingerprint] = (attach, [then])
+        events: deque[KvEvent] = deque(maxlen=_MOST_EVENTS)
+
+        def heard(event: KvEvent) -> None:
+            events.append(event)
+            self._poke()
+
+        def work() -> TieredStore:
+            if idle is not None:
+                _log.info("keyspace %s gives way: no engine uses it", _short(idle.attach))
+                idle.waiter.stop(_JOIN_S)
+                idle.store.close(_CLOSE_S)
+            return self._open_store(attach, heard)
+
+        def opened(result: object) -> None:
+            _, waiting = self._opening.pop(attach.fingerprint)
+            answer: Keyspace | str
+            if isinstance(result, TieredStore):
+                _log.info("keyspace %s is open: %s", _short(attach), attach.layout)
+                answer = Keyspace(attach, result, Waiter(self._poke), events)
+                self._open[attach.fingerprint] = answer
+            else:
+                answer = f"the node cannot open a store: {result}"
+            for waits in waiting:
+                waits(answer)
+
+        try:
+            self._work.submit(work, opened)
+        except KvistError as error:
+            opened(error)
+
+
+def _short(attach: Attach) -> str:
+    return attach.fingerprint.hex()[: 2 * _SHORT]
+
+
+def _disagreement(held: Attach, wanted: Attach) -> str:
+    return (
+        f"keyspace {_short(held)} is open with blocks of {held.block_bytes} bytes ({held.layout}), "
+        f"this engine's have {wanted.block_bytes} ({wanted.layout})"
+    )
+
+
+def _merged(events: Sequence[KvEvent]) -> Iterator[KvEvent]:
+    """Events of neighbouring blocks as one: a request's blocks come and go one by one."""
+    last: KvEvent | None = None
+    for event in events:
+        joined: KvEvent | None = None
+        if last is None or isinstance(last, Cleared) or len(last.keys) >= _MOST_EVENT_KEYS:
+            pass
+        elif isinstance(last, Stored) and isinstance(event, Stored):
+            if (event.tier, event.parent) == (last.tier, last.keys[-1]):
+                joined = Stored(last.keys + event.keys, last.parent, last.tier)
+        elif isinstance(last, Removed) and isinstance(event, Removed) and event.tier is last.tier:
+            joined = Removed(last.keys + event.keys, last.tier)
+        if joined is None and last is not None:
+            yield last
+        last = joined or event
+    if last is not None:
+        yield last
+
+
+def _event_messages(event: KvEvent) -> Iterator[m.Events]:
+    if isinstance(event, Cleared):
+        yield m.Events("cleared", b"", b"", m.TIER_CODE[m.TIERS[0]])
+        return
+    kind = "stored" if isinstance(event, Stored) else "removed"
+    parent = event.parent or b"" if isinstance(event, Stored) else b""
+    for start in range(0, len(event.keys), _MOST_EVENT_KEYS):
+        part = event.keys[start : start + _MOST_EVENT_KEYS]
+        yield m.Events(kind, join_keys(part), parent, m.TIER_CODE[event.tier])
+        parent = part[-1] if parent or isinstance(event, Stored) else b""
+
+
+def event_of(message: m.Events, keys: tuple[bytes, ...]) -> KvEvent:
+    """The event that a message tells of."""
+    if message.kind == "cleared":
+        return Cleared()
+    tier = m.TIERS[min(message.tier, len(m.TIERS) - 1)]
+    if message.kind == "removed":
+        return Removed(keys, tier)
+    return Stored(keys, message.parent or None, tier)

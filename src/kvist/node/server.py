@@ -1,0 +1,361 @@
+"""The node's socket: one loop, one thread, every connection.
+
+A connection is accepted from this user only (`SO_PEERCRED`), has a few seconds to say what it wants
+and gets, with the answer, two descriptors: the arena's memfd, and the writing end of a pipe. The
+engine and every process that maps the arena for it keep that pipe open: when the last of them has
+closed it, by will or by death, nobody can touch the engine's slots any more, and its leases are
+given back. The connection alone does not say so: a worker process may outlive the engine that
+ordered its copies, and an engine whose connection broke may still copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from kvist.core.errors import StoreError
+from kvist.node import messages as m
+from kvist.node.keyspaces import Attach, Keyspace, Keyspaces
+from kvist.node.peer import Peer, Stage
+from kvist.node.protocol import (
+    MOST_BYTES,
+    ProtocolError,
+    choose_protocol,
+    decode_first,
+    decode_request,
+    encode,
+)
+from kvist.node.survey import check, status
+from kvist.node.work import SlowWork
+
+_log = logging.getLogger(__name__)
+MOST_CLIENTS = 256
+FIRST_S = 5.0  # a connection that has not said by then what it wants is closed
+_TICK_S = 0.5
+_SETTLE_S = 0.05  # how often what is waited for is looked at, should no poke come
+_RECEIVE_BYTES = 64 << 10
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user on the other side of a Unix socket."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
+
+
+class NodeServer:
+    """Serves a listening socket until it is stopped."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_keyspaces: Callable[[SlowWork, Callable[[], None]], Keyspaces],
+        *,
+        uid_of: Callable[[socket.socket], int] = peer_uid,
+        clock: Callable[[], float] = time.monotonic,
+        describe: Callable[[], dict[str, object]] = dict,
+    ) -> None:
+        """`describe` adds to what `status` says."""
+        self._listener, self._uid_of, self._clock = listener, uid_of, clock
+        self._describe = describe
+        self._began = clock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poked = False
+        self._stop: str | None = None
+        self._work = SlowWork(self.poke)
+        self.keyspaces = make_keyspaces(self._work, self.poke)
+        self._epoll = select.epoll()
+        self._peers: dict[int, Peer] = {}  # by socket
+        self._unsent: set[Peer] = set()
+        self._lives: dict[int, tuple[Keyspace, Peer]] = {}  # by the pipe's reading end
+        self._last_session = 0
+        self._accepting = True
+        self.refused_connections = 0
+
+    def poke(self) -> None:
+        """Makes the loop look around; on any thread."""
+        if not self._poked:
+            self._poked = True
+            os.eventfd_write(self._wake, 1)
+
+    def stop(self, reason: str) -> None:
+        """Ends `run`; on any thread, or in a signal handler."""
+        self._stop = reason
+        self._poked = False
+        self.poke()
+
+    def run(self) -> None:
+        """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
+        self._listener.settimeout(0)
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        next_tick = self._clock() + _TICK_S
+        try:
+            while self._stop is None:
+                wait_s = _SETTLE_S if self.keyspaces.waits() else _TICK_S
+                for fd, mask in self._epoll.poll(wait_s, 64):
+                    self._event(fd, mask)
+                self._work.deliver()
+                self.keyspaces.settle()
+                self._flush_all()
+                if (now := self._clock()) >= next_tick:
+                    next_tick = now + _TICK_S
+                    self._tick(now)
+        finally:
+            self._end()
+
+    # -- events -----------------------------------------------------------------------------
+
+    def _event(self, fd: int, mask: int) -> None:
+        if fd == self._wake:
+            os.eventfd_read(self._wake)
+            self._poked = False  # after the read: a poke between the two would be lost
+        elif fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._lives:
+            self._died(fd)
+        elif (peer := self._peers.get(fd)) is not None:
+            if mask & select.EPOLLOUT:
+                self._flush(peer)
+            if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                self._receive(peer)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                _log.warning("cannot accept: %s", error)
+                self._accepting = False  # until the next tick
+                self._epoll.modify(self._listener, 0)
+            return
+        connection.settimeout(0)
+        peer = Peer(connection, self._clock() + FIRST_S)
+        self._peers[connection.fileno()] = peer
+        self._epoll.register(connection, select.EPOLLIN)
+        if self._uid_of(connection) != os.geteuid():
+            self.refused_connections += 1
+            self._refuse(peer, "this node belongs to another user", for_good=True)
+        elif len(self._peers) + len(self._lives) > 2 * MOST_CLIENTS:
+            self._refuse(peer, f"this node serves {MOST_CLIENTS} clients already", for_good=False)
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            data = peer.socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(peer)
+            return
+        try:
+            for body in peer.frames.feed(data):
+                self._message(peer, body)
+                if peer.stage is Stage.GONE:
+                    return
+        except ProtocolError as error:
+            _log.warning("client %s: %s", peer.name, error)
+            self._refuse(peer, str(error), for_good=True)
+        self._watch(peer)
+
+    def _message(self, peer: Peer, body: bytes) -> None:
+        if peer.stage is Stage.OPEN and peer.session is not None:
+            peer.session.handle(decode_request(body))
+        elif peer.stage is Stage.FIRST:
+            self._greet(peer, decode_first(body))
+        elif peer.stage is Stage.OPENING:
+            raise ProtocolError("a request came before the handshake was over")
+
+    def _tick(self, now: float) -> None:
+        if not self._accepting:
+            self._accepting = True
+            self._epoll.modify(self._listener, select.EPOLLIN)
+        for peer in list(self._peers.values()):
+            if peer.stage in (Stage.FIRST, Stage.LEAVING) and now >= peer.leave_at:
+                self._drop(peer)
+
+    # -- the handshake ----------------------------------------------------------------------
+
+    def _greet(self, peer: Peer, first: m.First) -> None:
+        protocol = choose_protocol(first.oldest, first.newest)
+        if protocol is None:
+            ours = f"{m.OLDEST_PROTOCOL} to {m.NEWEST_PROTOCOL}"
+            theirs = f"{first.oldest} to {first.newest}"
+            reason = f"this node speaks protocols {ours}, the client {theirs}; update the older one"
+            self._refuse(peer, reason, for_good=True)
+        elif isinstance(first, m.Control):
+            self._control(peer, first.what)
+        else:
+            hello = first
+            peer.name = f"{hello.name or 'engine'} ({hello.pid})"
+            peer.stage = Stage.OPENING
+            attach = Attach(hello.fingerprint, hello.layout, hello.block_bytes)
+            self.keyspaces.find(attach, lambda found: self._opened(peer, hello, protocol, found))
+
+    def _opened(self, peer: Peer, hello: m.Hello, protocol: int, found: Keyspace | str) -> None:
+        if peer.stage is not Stage.OPENING:
+            return
+        if isinstance(found, str):
+            _log.warning("client %s is refused: %s", peer.name, found)
+            self._refuse(peer, found, for_good=False)
+            return
+        arena = found.store.arena
+        self._last_session += 1
+        life, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        welcome = m.Welcome(
+            protocol,
+            os.getpid(),
+            self._last_session,
+            arena.size_bytes,
+            arena.slot_bytes,
+            found.store.raw_bytes,
+        )
+        try:
+            socket.send_fds(peer.socket, [encode(welcome)], [arena.fd, theirs])
+        except OSError:
+            os.close(life)
+            self._drop(peer)
+            return
+        finally:
+            os.close(theirs)
+        peer.stage, peer.life = Stage.OPEN, life
+        peer.frames.most_bytes = MOST_BYTES
+        peer.session = found.session(
+            lambda message: self._send(peer, message),
+            self._work,
+            self._clock,
+            wants_events=hello.wants_events,
+        )
+        self._lives[life] = (found, peer)
+        self._epoll.register(life, 0)  # only its end is told
+        self._watch(peer)
+        _log.info("client %s attached", peer.name)
+
+    def _control(self, peer: Peer, what: str) -> None:
+        peer.stage = Stage.OPENING
+        if what == "drain":
+            self._report(peer, '{"draining": true}')
+            self.stop("drained")
+            return
+        find = {"status": status, "check": check}.get(what)
+        if find is None:
+            raise ProtocolError(f"there is nothing to ask about {what!r}")
+        facts = {
+            **self._describe(),
+            "pid": os.getpid(),
+            "protocol": m.NEWEST_PROTOCOL,
+            "uptime_s": self._clock() - self._began,
+            "clients": sum(p.stage is Stage.OPEN for p in self._peers.values()),
+            "lingering": sum(p.stage is Stage.GONE for _, p in self._lives.values()),
+        }
+        keyspaces = list(self.keyspaces)
+        try:
+            self._work.submit(
+                lambda: find(facts, keyspaces), lambda text: self._report(peer, str(text))
+            )
+        except StoreError as error:
+            self._refuse(peer, str(error), for_good=False)
+
+    # -- sending and ending -----------------------------------------------------------------
+
+    def _report(self, peer: Peer, text: str) -> None:
+        if peer.stage is Stage.OPENING:
+            self._send(peer, m.Report(text))
+            self._leave(peer)
+
+    def _refuse(self, peer: Peer, reason: str, *, for_good: bool) -> None:
+        if peer.stage in (Stage.LEAVING, Stage.GONE):
+            return
+        self._send(peer, m.Refused(reason[:2000], for_good))
+        self._leave(peer)
+
+    def _leave(self, peer: Peer) -> None:
+        """Nothing is taken from the peer any more; it goes when it has what is left for it."""
+        if peer.stage is Stage.GONE:
+            return
+        peer.stage, peer.leave_at = Stage.LEAVING, self._clock() + FIRST_S
+        self._unsent.add(peer)
+
+    def _send(self, peer: Peer, message: m.Reply) -> None:
+        if peer.stage is Stage.GONE:
+            return
+        if not peer.put(encode(message)):
+            _log.warning("client %s does not read its answers; it is cut off", peer.name)
+            self._drop(peer)
+            return
+        self._unsent.add(peer)
+
+    def _flush_all(self) -> None:
+        """Sends what the events of this turn brought: several answers in one call."""
+        unsent, self._unsent = self._unsent, set()
+        for peer in unsent:
+            if peer.stage is not Stage.GONE:
+                self._flush(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        if not peer.flush() or (peer.stage is Stage.LEAVING and not peer.out):
+            self._drop(peer)
+        else:
+            self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        if peer.stage is not Stage.GONE and (mask := peer.wants()) != peer.watched:
+            peer.watched = mask
+            self._epoll.modify(peer.socket, mask)
+
+    def _drop(self, peer: Peer) -> None:
+        """Ends a connection; its leases stay until the life pipe says that they may go."""
+        if peer.stage is Stage.GONE:
+            return
+        peer.stage = Stage.GONE
+        del self._peers[peer.socket.fileno()]
+        self._epoll.unregister(peer.socket)
+        peer.socket.close()
+        if peer.life >= 0:
+            keyspace, _ = self._lives[peer.life]
+            if peer.session is not None:
+                keyspace.mute(peer.session)
+
+    def _died(self, life: int) -> None:
+        """No process is left that could touch the slots of a session.
+
+        That is asked again: an event may be of a descriptor that had the same number before.
+        """
+        try:
+            if os.read(life, _RECEIVE_BYTES):
+                return
+        except BlockingIOError:
+            return
+        keyspace, peer = self._lives.pop(life)
+        self._epoll.unregister(life)
+        os.close(life)
+        peer.life = -1
+        if peer.session is not None:
+            if peer.session.leases:
+                _log.info("client %s is gone: %d leases freed", peer.name, peer.session.leases)
+            keyspace.end(peer.session)
+        self._drop(peer)
+
+    def _end(self) -> None:
+        self._listener.close()
+        for peer in list(self._peers.values()):
+            if peer.stage is Stage.OPEN:
+                self._send(peer, m.Goodbye(self._stop or "the node ends"))
+        self._flush_all()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        for life in self._lives:  # their leases stay: nothing is granted any more
+            os.close(life)
+        self._lives.clear()
+        self._epoll.close()
+        self._work.stop(1.0)
