@@ -14,7 +14,7 @@ from kvist.codec.chain import CODECS, parse_chain
 from kvist.codec.frame import PAGE_BYTES
 from kvist.codec.payload import HEAD_BYTES
 from kvist.config import Config, load_config, preflight
-from kvist.core.errors import ConfigError
+from kvist.core.errors import ConfigError, LayoutError
 from kvist.core.layout import BlockLayout
 from kvist.core.outcome import BlockRef, Outcome, Tier
 from kvist.native import digest
@@ -135,6 +135,12 @@ def test_aead_blocks_are_read_with_their_key_only(tmp_path: Path) -> None:
     assert read(config_for(folder, "raw")) == {}
 
 
+def test_what_is_not_sealed_is_a_miss_once_aead_is_asked_for(tmp_path: Path) -> None:
+    for n, codec in enumerate(["raw", "lossless", "aead"]):
+        write(config_for(tmp_path / "cache", codec), range(n, n + 1))
+    assert list(read(config_for(tmp_path / "cache", "lossless+aead"))) == [2]
+
+
 def test_aead_keys_are_those_of_the_tenant_who_wrote(tmp_path: Path) -> None:
     """Equal tenants have equal tags, in front of the nonce; the name itself is nowhere."""
     tags = []
@@ -183,6 +189,13 @@ def test_what_cannot_be_had_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="layout"):
         open_embedded_store(
             config_for(tmp_path / "cache", "int8"), block_bytes=4096, fingerprint=bytes(32)
+        )
+    with pytest.raises(LayoutError, match="blocks of"):
+        open_embedded_store(
+            config_for(tmp_path / "cache", "int8"),
+            block_bytes=4096,
+            fingerprint=bytes(32),
+            layout=LAYOUT,
         )
 
 
