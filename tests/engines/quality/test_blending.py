@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,23 @@ def test_passages_too_long_are_cut_and_their_answers_not_judged(
     assert {row.questions for row in found.blend} == {0}
     short = msgspec.structs.replace(SETTINGS, prompts=1)
     question = texts.questions[0]
-    from dataclasses import replace
-
     passages = (question.passages[0][:150],)
     brief = replace(texts, questions=(replace(question, passages=passages),))
     judged = measure(subject, [], brief, short, Quiet(), ratios=[0.5])
     assert {row.questions for row in judged.blend} == {1}
     assert all(row.f1 is not None for row in judged.blend)
+
+
+def test_questions_whose_passages_need_no_cut_come_first(
+    subject: Subject, tiny_tokenizer: Any
+) -> None:
+    texts = generated_texts(tiny_tokenizer, 1, 89, 4)
+    brief = replace(texts.questions[3], passages=(texts.questions[3].passages[0][:150],))
+    mixed = replace(texts, questions=(*texts.questions[:3], brief))
+    one = msgspec.structs.replace(SETTINGS, prompts=1)
+    assert measure(subject, [], mixed, one, Quiet(), ratios=[0.5]).blend[0].questions == 1
+    both = measure(subject, [], mixed, SETTINGS, Quiet(), ratios=[0.5]).blend[0]
+    assert (both.prompts, both.questions) == (2, 1)
 
 
 def test_model_that_cannot_be_blended_is_refused(tiny_model: Any, tiny_tokenizer: Any) -> None:

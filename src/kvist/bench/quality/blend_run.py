@@ -11,7 +11,7 @@ from kvist.bench.quality.answers import exact_match, f1
 from kvist.bench.quality.asking import EXAMPLES, FirstLine, passage_text, question_text
 from kvist.bench.quality.blend_report import FULL
 from kvist.bench.quality.blending import Blended, Blender, Stored
-from kvist.bench.quality.run import Screen, Subject, enough
+from kvist.bench.quality.run import CHARACTERS_PER_TOKEN, Screen, Subject, enough
 from kvist.bench.quality.samples import BlendSample, SampleLog, Settings
 from kvist.bench.quality.texts import Question
 
@@ -90,25 +90,41 @@ class BlendRun:
     def _prompts(
         self, questions: Sequence[Question]
     ) -> Iterator[tuple[Question, PassagePrompt, bool]]:
-        """Each question behind its own passages and those of the next ones, and whether none of
-        its own was cut."""
+        """Questions of which no passage has to be cut, for they have answers; then the others."""
+        for whole in (True, False):
+            for place, question in enumerate(questions):
+                if not whole or self._short(question):
+                    own = [self._passage(text) for text in question.passages[:PASSAGES]]
+                    uncut = self._uncut(question, own)
+                    if uncut == whole:
+                        yield question, self._prompt(place, questions, own), uncut
+
+    def _short(self, question: Question) -> bool:
+        """Whether its passages may be uncut: seen without tokenising them."""
+        most = PASSAGE_TOKENS * CHARACTERS_PER_TOKEN
+        return len(question.passages) <= PASSAGES and all(len(p) < most for p in question.passages)
+
+    def _uncut(self, question: Question, own: Sequence[Sequence[int]]) -> bool:
+        return len(question.passages) == len(own) and all(len(p) <= PASSAGE_TOKENS for p in own)
+
+    def _prompt(
+        self, place: int, questions: Sequence[Question], own: list[tuple[int, ...]]
+    ) -> PassagePrompt:
+        """The question at `place` behind its own passages and those of the next ones."""
+        for step in range(1, len(questions)):
+            if len(own) >= PASSAGES:
+                break
+            other = questions[(place + step) % len(questions)]
+            own = [*own, self._passage(other.passages[0])]
+        # The order must not tell which passage is the question's own.
+        turn = place % len(own)
+        passages = tuple(passage[:PASSAGE_TOKENS] for passage in own[turn:] + own[:turn])
         encode = self._subject.tokenizer.encode
-        intro = tuple(encode(EXAMPLES))
-        for place, question in enumerate(questions):
-            own = [tuple(encode(passage_text(p))) for p in question.passages[:PASSAGES]]
-            whole = len(question.passages) <= PASSAGES and all(
-                len(passage) <= PASSAGE_TOKENS for passage in own
-            )
-            for step in range(1, len(questions)):
-                if len(own) >= PASSAGES:
-                    break
-                other = questions[(place + step) % len(questions)]
-                own += [tuple(encode(passage_text(other.passages[0])))]
-            # The order must not tell which passage is the question's own.
-            turn = place % len(own)
-            passages = tuple(passage[:PASSAGE_TOKENS] for passage in own[turn:] + own[:turn])
-            asked = tuple(encode(question_text(question)))
-            yield question, PassagePrompt(str(place), intro, passages, asked), whole
+        asked = tuple(encode(question_text(questions[place])))
+        return PassagePrompt(str(place), tuple(encode(EXAMPLES)), passages, asked)
+
+    def _passage(self, text: str) -> tuple[int, ...]:
+        return tuple(self._subject.tokenizer.encode(passage_text(text)))
 
 
 def _full(number: int, stored: Stored) -> BlendSample:

@@ -111,6 +111,14 @@ def notes(result: Result) -> list[str]:
     ]
     if result.copy_mb_s is not None:
         out.append(f"memcpy of the same blocks: {result.copy_mb_s:,.0f} MB/s of one core.")
+    beaten = []
+    for row in result.codecs:
+        best = smaller_at_no_more_kl(row, result.codecs)
+        if best is not None and row.kl_nats_mean:
+            times = (size_ratio(row) or 0) / (size_ratio(best) or 1)
+            beaten.append(f"{best.codec} is {times:.2f} times smaller than {row.codec}")
+    if beaten:
+        out.append(f"At no more KL, {', '.join(beaten)}.")
     judged = max((row.questions for row in result.blend), default=0)
     if judged:
         out.append(f"F1 and exact match of blend are of {judged} answers.")
@@ -122,6 +130,21 @@ def notes(result: Result) -> list[str]:
         out.append("The run was interrupted; what it had measured is shown.")
     out += [f"{row.codec}: {row.fault}" for row in result.codecs if row.fault]
     return out
+
+
+def smaller_at_no_more_kl(row: CodecRow, rows: Sequence[CodecRow]) -> CodecRow | None:
+    """The smallest codec of at most the KL of `row`, if it is smaller; `None` if `row` is it."""
+    size = size_ratio(row)
+    if size is None or row.kl_nats_mean is None:
+        return None
+    best, least = None, size
+    for other in rows:
+        found = size_ratio(other)
+        if found is None or other.kl_nats_mean is None or other.kl_nats_mean > row.kl_nats_mean:
+            continue
+        if found < least:
+            best, least = other, found
+    return best
 
 
 def size_ratio(row: CodecRow) -> float | None:

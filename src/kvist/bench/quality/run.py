@@ -27,7 +27,7 @@ from kvist.core.layout import BlockLayout
 
 _T = TypeVar("_T")
 
-_CHARACTERS_PER_TOKEN = 12  # at most, of any text: bounds what is tokenised of a long document
+CHARACTERS_PER_TOKEN = 12  # at most, of any text: bounds what is tokenised of a long document
 
 
 class Screen(Protocol):
@@ -155,7 +155,7 @@ class CodecRun:
             )
 
     def _cut(self, documents: Sequence[Document]) -> Iterator[list[int]]:
-        limit = self._need * _CHARACTERS_PER_TOKEN
+        limit = self._need * CHARACTERS_PER_TOKEN
         for document in documents:
             text = document.text[-limit:] if document.from_end else document.text[:limit]
             tokens = list(self._subject.tokenizer.encode(text))
@@ -164,7 +164,7 @@ class CodecRun:
 
     def _asked(self, questions: Sequence[Question]) -> Iterator[tuple[Question, list[int]]]:
         for question in questions:
-            if sum(map(len, question.passages)) > MAX_PROMPT_TOKENS * _CHARACTERS_PER_TOKEN:
+            if sum(map(len, question.passages)) > MAX_PROMPT_TOKENS * CHARACTERS_PER_TOKEN:
                 continue  # long before it is tokenised
             prompt = self._asker.prompt(question)
             if self._settings.block_tokens < len(prompt) <= MAX_PROMPT_TOKENS:

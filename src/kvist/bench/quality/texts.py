@@ -146,6 +146,8 @@ def _question(path: Path, number: int, record: dict[str, Any]) -> Question:
             f"{ctx['title']}: {ctx['text']}" if ctx.get("title") else str(ctx["text"])
             for ctx in record["ctxs"]
         )
+        if not passages:
+            raise FormatError(f"{path}: record {number}: a question without passages")
         return Question(passages, str(record["question"]), tuple(map(str, record["answers"])))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: record {number}: {error!r} in a question") from error

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from kvist.bench.quality import samples
-from kvist.bench.quality.report import codec_grid, codec_row, copy_mb_s, notes
+from kvist.bench.quality.report import (
+    codec_grid,
+    codec_row,
+    copy_mb_s,
+    notes,
+    smaller_at_no_more_kl,
+)
 from kvist.bench.quality.samples import (
     AnswerSample,
     CodecRow,
@@ -153,3 +159,23 @@ def test_faulty_samples_are_measured_again(tmp_path: Path) -> None:
     assert not again.has(CodecSample, "int8", 0)
     again.add(FIRST)
     assert SampleLog(SETTINGS, path).codecs("int8") == [FIRST, SECOND]
+
+
+def test_smallest_codec_of_no_more_kl_is_named_beside_one_that_it_beats() -> None:
+    rows = [
+        CodecRow(codec=name, raw_bytes=100, stored_bytes=stored, kl_nats_mean=kl)
+        for name, stored, kl in (
+            ("raw", 100, 0.0),
+            ("wide", 50, 1e-3),
+            ("fair", 40, 1e-3),
+            ("fine", 25, 9e-4),
+            ("coarse", 10, 1e-2),
+        )
+    ]
+    best = [smaller_at_no_more_kl(row, rows) for row in rows]
+    assert [b.codec if b else "" for b in best] == ["", "fine", "fine", "", ""]
+    assert smaller_at_no_more_kl(CodecRow(codec="absent"), rows) is None
+    said = (
+        "At no more KL, fine is 2.00 times smaller than wide, fine is 1.60 times smaller than fair."
+    )
+    assert said in notes(_result(*rows))

@@ -61,6 +61,7 @@ def test_files_take_turns_so_that_the_first_few_are_of_all(tmp_path: Path) -> No
         (b'{"question": 1}\n', "bad:1: a record with neither"),
         (b'{"input": "a"}\n{"inp', "bad:2: no JSON"),
         (b'{"question": "q", "ctxs": [{"title": "t"}], "answers": []}', "record 1: KeyError"),
+        (b'{"question": "q", "ctxs": [], "answers": []}', "record 1: a question without passages"),
         (b'{"input": 7}', "record 1: its input is no text"),
         (b"\xff\xfe\x00", "no text"),
         (b"\x1f\x8b\x08\x00cut off", "no text"),
