@@ -135,8 +135,9 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "requests",
         "Prompts that were to be made of spans, by what became of them: blended; else computed "
-        "whole, because blocks could not be read (unread), the repair found more deviation than "
-        "allowed (deviates), or it failed (failed).",
+        "whole, because that is predicted to be as fast (recompute_faster), blocks could not be "
+        "read (unread), the repair found more deviation than allowed (deviates), or it failed "
+        "(failed).",
         ("outcome",),
     ),
     Metric(

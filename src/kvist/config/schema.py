@@ -94,7 +94,8 @@ class BlendConfig(Section, frozen=True):
         bool,
         Meta(
             description="Whether text is also reused that was cached behind other text. Its KV is "
-            "moved and repaired, not equal to that of a whole pass: answers change."
+            "moved and repaired, not equal to that of a whole pass: answers change. All blocks are "
+            "saved then, whatever `connector.save_unseen` says."
         ),
     ] = False
     ratio: Annotated[
@@ -103,7 +104,7 @@ class BlendConfig(Section, frozen=True):
             gt=0,
             le=1,
             description="Part of the reused tokens that is computed again, as a mean over the "
-            "layers. 1: all of them, which changes nothing and spares nothing.",
+            "layers: more gives answers nearer to those of a whole pass. 1: all of them.",
         ),
     ] = 0.15
     max_deviation: Annotated[
@@ -113,7 +114,7 @@ class BlendConfig(Section, frozen=True):
             description="Mean deviation, relative to the size of K and V, of the tokens that "
             "would not be computed again, above which the whole prompt is.",
         ),
-    ] = 1.0
+    ] = 0.1
     min_tokens: Annotated[
         int,
         Meta(
@@ -121,7 +122,7 @@ class BlendConfig(Section, frozen=True):
             description="Prompts with fewer reusable tokens behind their prefix than "
             "this are served without.",
         ),
-    ] = 128
+    ] = 64
     max_tokens: Annotated[
         int,
         Meta(

@@ -1,1 +1,1 @@
-"""Measures blend: finding cached text, and what reusing it costs and gives."""
+"""Benchmarks of non-prefix reuse."""

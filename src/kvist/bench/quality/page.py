@@ -68,7 +68,8 @@ def page(result: Result, source: str) -> str:
         f"Run on {result.started}, {result.took_s / 60:.0f} minutes, commit `{machine.commit}`; "
         f"the rows are in `{source}`. {machine.cores} cores of {machine.cpu}, "
         f"{machine.memory_bytes / 2**30:.0f} GiB, Linux {machine.kernel}, "
-        f"Python {machine.python}, {versions}."
+        f"Python {machine.python}, {versions}. Load average {machine.load_before} before, "
+        f"{machine.load_after} after."
     )
     parts = [_NOTE, _METHOD.strip(), "", "# Measured", "", where, ""]
     parts += [f"* {note}" for note in notes(result)]

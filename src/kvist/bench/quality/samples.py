@@ -153,7 +153,8 @@ class BlendRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A run. `copy_mb_s` is memcpy of the same blocks in the same run, MB/s of one core.
 
-    `implementation` is `native`, or `python` where the twins were measured in its place.
+    `implementation` is `native`, or `python` where the twins were measured in its place. `table` is
+    the id of the table that `cachegen` was given.
     """
 
     started: str
@@ -163,6 +164,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     took_s: float = 0.0
     complete: bool = False
     implementation: str = "native"
+    table: str = ""
     copy_mb_s: float | None = None
     codecs: list[CodecRow] = []
     blend: list[BlendRow] = []

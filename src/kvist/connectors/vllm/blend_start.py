@@ -21,6 +21,9 @@ from kvist.tiers.dram import Arena, ArenaLocator
 
 log = logging.getLogger("kvist.vllm")
 
+# What modules raise that are not built, or not used, as their kind is.
+_ODDITIES = (RuntimeError, AttributeError, TypeError, LookupError, ValueError, AssertionError)
+
 
 def blender_maker(
     caches: Mapping[str, torch.Tensor], facts: EngineFacts, vllm_config: Any, region: RegionMap
@@ -28,8 +31,9 @@ def blender_maker(
     """What makes this rank's blender once the arena is known; `None` if it cannot blend."""
     try:
         model = _proven_model(caches, facts, vllm_config)
-    except KvistError as error:
-        log.warning("kvist: blend is off: %s", error)
+    except (KvistError, *_ODDITIES) as error:
+        why = str(error) if isinstance(error, KvistError) else f"the proof failed: {error!r}"
+        log.warning("kvist: blend is off: %s", why)
         return None
     pages = CpuPages(caches, facts, region)
     log.warning(
@@ -38,8 +42,8 @@ def blender_maker(
     )
 
     def make(locator: ArenaLocator) -> Blender:
-        arena = Arena.attach(locator.path, locator.size_bytes, slot_bytes=locator.slot_bytes)
-        return CpuBlender(model, model.dtype, arena, facts.layout, pages)
+        arena = Arena.join(locator)
+        return CpuBlender(model, model.dtype, arena, facts.layout, pages, base=locator.base)
 
     return make
 
@@ -51,10 +55,7 @@ def _proven_model(
     if next(iter(caches.values())).device.type != "cpu":
         raise UnsupportedError("blend runs on CPU engines only, so far")
     layers = vllm_config.compilation_config.static_forward_context
-    try:
-        model = VllmBlendModel(engine_model({name: layers[name] for name in caches}), vllm_config)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UnsupportedError(f"the engine's modules are not as expected: {error!r}") from error
+    model = VllmBlendModel(engine_model({name: layers[name] for name in caches}), vllm_config)
     shape, layout = model.shape, facts.layout
     if (shape.layers, shape.kv_heads, shape.head_dim, 2) != (
         layout.layers,

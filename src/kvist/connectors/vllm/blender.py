@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from kvist.accel.blend.model import BlendModel
-from kvist.accel.blend.relocate import relocate
+from kvist.accel.blend.relocate import Relocation
 from kvist.accel.blend.repair import RepairOutcome, repair
 from kvist.accel.blend.schedule import RepairPlan
 from kvist.connectors.plan import SKIP_PAGE
 from kvist.connectors.vllm.messages import BlendJob, BlendNote, RowRun
 from kvist.connectors.vllm.movers import CpuPages
-from kvist.core.errors import LayoutError
+from kvist.core.errors import LayoutError, LeaseError
 from kvist.core.layout import BlockLayout
 from kvist.native import Direction
 from kvist.tiers.dram import ArenaMap
@@ -37,21 +37,20 @@ class CpuBlender:
         arena: ArenaMap,
         layout: BlockLayout,
         pages: CpuPages,
+        *,
+        base: int = 0,
     ) -> None:
+        """`base` is what offsets into `arena` begin with."""
         self._model, self._dtype = model, dtype
         self._arena, self._layout, self._pages = arena, layout, pages
-        layers = range(layout.layers)
-        ropes = [model.rope(layer) for layer in layers]
-        self._ropes = [
-            (rope, [layer for layer in layers if ropes[layer] == rope])
-            for rope in dict.fromkeys(ropes)
-        ]
+        self._base = base
 
     def blend(self, job: BlendJob) -> BlendNote:
-        """Fills the pages of a job's region, unless what it finds deviates too much.
+        """Fills the pages of a job's region; where it deviates too much, all of it is computed.
 
         Raises:
             LayoutError: the job's rows and pages do not belong together.
+            LeaseError: its blocks are in another arena.
         """
         began_s = time.perf_counter()
         _check(job)
@@ -72,10 +71,9 @@ class CpuBlender:
                 plan,
                 exact_tokens=job.exact_tokens,
             )
-            blended = done.outcome is not RepairOutcome.DEVIATES
-            if blended:
-                self._pages.move(Direction.SCATTER, kv, self._split(job)[1])
+            self._pages.move(Direction.SCATTER, kv, self._split(job)[1])
         took_s = time.perf_counter() - began_s
+        blended = done.outcome is not RepairOutcome.DEVIATES
         return BlendNote(blended, done.repaired_tokens, done.deviation_ratio, took_s)
 
     def _gather(self, job: BlendJob) -> Tensor:
@@ -109,14 +107,24 @@ class CpuBlender:
             count = min(lay.block_tokens - row, run.stop - at)
             if count <= 0:
                 break
-            view = self._arena.view(slot // self._arena.slot_bytes)[: lay.block_bytes]
-            block = torch.frombuffer(view, dtype=self._dtype).view(
+            block = torch.frombuffer(self._slot(slot), dtype=self._dtype).view(
                 lay.layers, lay.kinds, lay.kv_heads, lay.block_tokens, lay.head_dim
             )
             kv[:, :, :, at : at + count] = block[:, :, :, row : row + count]
             at, row = at + count, 0
         if at != run.stop:
             raise LayoutError(f"{len(run.slots)} blocks do not hold rows {run.start} to {run.stop}")
+
+    def _slot(self, offset: int) -> memoryview:
+        """The block at an offset. One outside is of an arena that is not mapped here."""
+        at, rest = divmod(offset - self._base, self._arena.slot_bytes)
+        if rest or not 0 <= at * self._arena.slot_bytes < self._arena.size_bytes:
+            raise LeaseError("the order is for an arena that is not mapped here")
+        return self._arena.view(at)[: self._layout.block_bytes]
+
+    def close(self) -> None:
+        """Lets go of the arena."""
+        self._arena.close()
 
     def _move(self, runs: Seq[RowRun], keys: Tensor) -> None:
         """Turns the keys of rows that stand elsewhere than they were computed."""
@@ -127,9 +135,10 @@ class CpuBlender:
         there = torch.cat(
             [torch.arange(r.source_start, r.source_start + r.stop - r.start) for r in moved]
         )
-        for rope, layers in self._ropes:
-            for layer in layers:
-                keys[layer][:, here] = relocate(keys[layer][:, here], there, here, rope)
+        relocation = Relocation(there, here)
+        for layer in range(len(keys)):
+            rope = self._model.rope(layer)
+            keys[layer][:, here] = relocation.apply(keys[layer][:, here], rope)
 
 
 def _check(job: BlendJob) -> None:

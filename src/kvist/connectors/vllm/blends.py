@@ -17,9 +17,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from kvist.accel.blend.budget import RatioChoice, RatioReason
 from kvist.accel.blend.choice import choose, loaded_parts
 from kvist.accel.blend.spans import FoundSpan, SpanIndex
 from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.vllm.blend_cost import BlendCost
 from kvist.connectors.vllm.blend_plan import BlendLimits, Region, plan_region
 from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.messages import BlendJob, BlendNote, RowRun, StepReport
@@ -33,6 +35,7 @@ from kvist.core.outcome import Outcome, Tier
 
 log = logging.getLogger("kvist.vllm")
 
+_MOST_LOOKS = 2048  # at departed blocks before a lookup; what is left over is found stale
 _MOST_LEASES = 512  # of one request: more spans than that are not worth their bookkeeping
 
 
@@ -40,7 +43,6 @@ _MOST_LEASES = 512  # of one request: more spans than that are not worth their b
 class BlendKnobs:
     """What the configuration says about blending."""
 
-    ratio: float
     most_deviation_ratio: float
     limits: BlendLimits
     deadline_s: float
@@ -57,6 +59,8 @@ class Blend:
     first_block: int
     leases: list[tuple[ReadLease, tuple[Key, ...]]]
     began_s: float
+    choice: RatioChoice
+    most_wait_s: float
     region: Region | None = None
 
     def release(self) -> None:
@@ -90,6 +94,7 @@ class Blends:
     taint: Taint
     index: SpanIndex
     departures: Departures
+    cost: BlendCost
     clock: Callable[[], float] = time.monotonic
     able: bool = False  # the worker has said that it can
     _offered: dict[str, Blend] = field(default_factory=dict)
@@ -114,7 +119,9 @@ class Blends:
     def _forget(self) -> None:
         if self.departures.take_cleared():
             self.index.clear()
-        gone = [key for key in self.departures.take() if not len(self.store.match([key]))]
+        gone = [
+            key for key in self.departures.take(_MOST_LOOKS) if not len(self.store.match([key]))
+        ]
         if gone:
             self.index.forget(gone)
 
@@ -150,7 +157,9 @@ class Blends:
                 return None
             self._offered[req_id] = blend
         if not blend.ready():
-            return None, False
+            if self.clock() - blend.began_s < blend.most_wait_s:
+                return None, False
+            self.tally.add("kvist_loads_cut_off_total", 1)
         return self._promise(seq, blend)
 
     def _promise(self, seq: Sequence, blend: Blend) -> tuple[int, bool] | None:
@@ -194,11 +203,18 @@ class Blends:
         found = self.index.find(tokens, scope=seq.chain.seed, skip_tokens=exact)
         tiers = self._tiers(found)
         parts = [part for span in found for part in loaded_parts(span, tiers)]
-        if self._region(seq, parts, computed, exact) is None:
+        region = self._region(seq, parts, computed, exact)
+        if region is None:
+            return None
+        needed = dict.fromkeys(key for span in region.spans for key in span.keys)
+        choice = self.cost.choose(region, [tiers[key] for key in needed])
+        if choice.ratio >= 1 and choice.reason is RatioReason.RECOMPUTE_FASTER:
+            self.tally.add("kvist_blend_requests_total.recompute_faster", 1)
             return None
         wanted = choose(parts, prefix_tokens=exact)
         spare = [p for p in parts if all(tiers[key] is Tier.DRAM for key in p.keys)]
-        blend = Blend(seq, computed, found, list(prefix), first, [], self.clock())
+        wait_s = self.cost.most_wait_s(choice)
+        blend = Blend(seq, computed, found, list(prefix), first, [], self.clock(), choice, wait_s)
         for run in [tuple(prefix), *(s.keys for s in wanted), *(s.keys for s in spare)]:
             self._read(blend, run, seq.tenant)
         return blend
@@ -206,10 +222,14 @@ class Blends:
     def _tiers(self, spans: Seq[FoundSpan]) -> dict[Key, Tier]:
         """Where each block of the candidates is now, of those that are anywhere."""
         found: dict[Key, Tier] = {}
-        for key in dict.fromkeys(key for span in spans for key in span.keys):
-            match = self.store.match([key])
-            if len(match):
-                found[key] = match.tiers[0]
+        looked: set[Key] = set()
+        for span in spans:
+            keys = [key for key in span.keys if key not in looked]
+            looked.update(keys)
+            while keys:  # run after run: a node is asked once for each
+                tiers = self.store.match(keys).tiers
+                found.update(zip(keys, tiers, strict=False))
+                keys = keys[len(tiers) + 1 :]
         return found
 
     def _read(self, blend: Blend, keys: tuple[Key, ...], tenant: str) -> None:
@@ -295,7 +315,7 @@ class Blends:
             exact_tokens=region.exact,
             runs=tuple(runs),
             pages=tuple(pages),
-            ratio=self.knobs.ratio,
+            ratio=blend.choice.ratio,
             most_deviation_ratio=self.knobs.most_deviation_ratio,
         )
 
@@ -305,7 +325,7 @@ class Blends:
         blend = self._running.pop(self._parked.pop(req_id, 0), None)
         if blend is not None:
             blend.release()
-            self._give_up(blend, "failed")
+            self._give_up(blend)
         self._orders = [order for order in self._orders if order.req_id != req_id]
 
     def orders(self) -> list[BlendJob]:
@@ -324,9 +344,14 @@ class Blends:
                 self._ended(blend, report.blends.get(job))
 
     def _ended(self, blend: Blend, note: BlendNote | None) -> None:
-        if note is None or not note.blended:
-            self._give_up(blend, "deviates" if note is not None else "failed")
+        if note is None:
+            self._give_up(blend)
             return
+        if not note.blended:  # what the worker has written is the KV of a whole pass
+            blend.seq.blended_from = None
+            self.tally.add("kvist_blend_requests_total.deviates", 1)
+            return
+        self.cost.observe(blend.choice, note.seconds)
         region = blend.region
         tokens = region.span_tokens if region is not None else 0
         self.tally.add("kvist_blend_requests_total.blended", 1)
@@ -341,11 +366,11 @@ class Blends:
             note.seconds,
         )
 
-    def _give_up(self, blend: Blend, reason: str) -> None:
+    def _give_up(self, blend: Blend) -> None:
         """vLLM computes it all: nothing of it is blended."""
         blend.seq.blended_from = None
         blend.seq.no_blend = True
-        self.tally.add(f"kvist_blend_requests_total.{reason}", 1)
+        self.tally.add("kvist_blend_requests_total.failed", 1)
 
     def received(self, req_id: str) -> None:
         """The engine has heard that a request's wait is over."""

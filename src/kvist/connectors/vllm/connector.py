@@ -90,27 +90,30 @@ class KvistConnector(KVConnectorBase_V1):
         self._departures.store_event(event)
 
     def _scheduler_side(self, transfer: Any, pages: int) -> SchedulerSide:
-        knobs = self._config.connector
+        knobs, appraiser = self._config.connector, self._appraiser()
+        loads = knobs.load and transfer.is_kv_consumer
+        blend = roles.blends(
+            self._config, self._store, self._facts, self._departures, appraiser, pages=pages
+        )
         return SchedulerSide(
             self._store,
             roles.arena_of(self._store),
             self._facts,
             self._feed,
             LoadKnobs(
-                enabled=knobs.load and transfer.is_kv_consumer,
+                enabled=loads,
                 min_tokens=knobs.min_load_tokens,
                 deadline_s=self._config.store.read_deadline_s,
             ),
             SaveKnobs(
                 enabled=knobs.save and transfer.is_kv_producer,
                 decode=knobs.save_decode,
-                all_blocks=knobs.save_unseen == "always",
+                # which text is asked for again does not show in keys
+                all_blocks=knobs.save_unseen == "always" or self._config.blend.enabled,
             ),
-            self._appraiser(),
+            appraiser,
             self._recorder,
-            blend=roles.blends(
-                self._config, self._store, self._facts, self._departures, pages=pages
-            ),
+            blend=blend if loads else None,
         )
 
     def _appraiser(self) -> Appraiser:

@@ -29,6 +29,6 @@ class Departures:
         cleared, self._cleared = self._cleared, False
         return cleared
 
-    def take(self) -> list[Key]:
-        """Keys that left some tier; they may be in another."""
-        return [self._keys.popleft() for _ in range(len(self._keys))]
+    def take(self, most: int) -> list[Key]:
+        """At most so many keys that left some tier; they may be in another."""
+        return [self._keys.popleft() for _ in range(min(most, len(self._keys)))]

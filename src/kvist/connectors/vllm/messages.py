@@ -71,7 +71,7 @@ class BlendJob:
 
 @dataclass(frozen=True, slots=True)
 class BlendNote:
-    """How a blend went; not `blended`: it deviates too much, and nothing was written."""
+    """How a blend went; not `blended`: it deviates too much, so all of it was computed."""
 
     blended: bool
     repaired_tokens: int

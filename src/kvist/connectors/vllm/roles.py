@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kvist.config import Config, ssd_folders
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.recorder import TraceRecorder
 from kvist.connectors.speeds import KeptSpeeds
+from kvist.connectors.vllm.blend_cost import BlendCost
 from kvist.connectors.vllm.blend_plan import BlendLimits
 from kvist.connectors.vllm.blend_start import blender_maker
 from kvist.connectors.vllm.blends import BlendKnobs, Blends
@@ -123,6 +125,7 @@ def blends(
     store: BlockStore,
     facts: EngineFacts,
     departures: Departures,
+    appraiser: Appraiser,
     *,
     pages: int,
 ) -> Callable[[Tally, Callable[[], int]], Blends] | None:
@@ -131,12 +134,13 @@ def blends(
     if not knobs.enabled:
         return None
     limits = BlendLimits(knobs.min_tokens, knobs.max_tokens)
-    told = BlendKnobs(knobs.ratio, knobs.max_deviation, limits, config.store.read_deadline_s)
+    told = BlendKnobs(knobs.max_deviation, limits, config.store.read_deadline_s)
 
     def make(tally: Tally, job: Callable[[], int]) -> Blends:
         index = SpanIndex(most_tokens=knobs.index_tokens)
         taint = Taint(2 * pages)
-        return Blends(store, facts.geometry, told, tally, job, taint, index, departures)
+        cost = BlendCost(appraiser, facts.layout.layers, knobs.ratio, time.monotonic)
+        return Blends(store, facts.geometry, told, tally, job, taint, index, departures, cost)
 
     return make
 

@@ -30,7 +30,11 @@ class Blender(Protocol):
     """Makes KV of cached rows and writes it to pages; synchronous; raises when it cannot."""
 
     def blend(self, job: BlendJob) -> BlendNote:
-        """Computes and writes, or says that it did not."""
+        """Computes and writes; says whether the result is blended or that of a whole pass."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the arena."""
         ...
 
 
@@ -103,7 +107,7 @@ class WorkerSide:
         self._cpus, self._early_loads = cpus, early_loads
         self._copier: Copier | None = None
         self._make_blender = make_blender
-        self._blender: Blender | None = None
+        self._blender: tuple[ArenaLocator, Blender] | None = None
         self._told = False  # that this rank can blend
         self._plan = StepPlan()
         self._received: set[str] = set()
@@ -168,6 +172,8 @@ class WorkerSide:
         """Ends the copy thread."""
         if self._copier is not None:
             self._copier.close(_CLOSE_S)
+        if self._blender is not None:
+            self._blender[1].close()
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -182,18 +188,22 @@ class WorkerSide:
         self._report.done[job.job_id] = 1
         if note is None:
             self._report.failed.add(job.job_id)
+            self._unloaded.update(job.lost())
         else:
             self._report.blends[job.job_id] = note
-        if note is None or not note.blended:
-            self._unloaded.update(job.lost())
         self._received.add(job.req_id)
 
     def _open_blender(self) -> Blender:
-        if self._blender is None:
-            if self._make_blender is None or self._plan.arena is None:
-                raise LeaseError("this rank cannot blend")
-            self._blender = self._make_blender(self._plan.arena)
-        return self._blender
+        """The blender of the arena that this step's orders are for."""
+        arena = self._plan.arena
+        if self._make_blender is None or arena is None:
+            raise LeaseError("this rank cannot blend")
+        if self._blender is None or self._blender[0] != arena:
+            if self._blender is not None:
+                self._blender[1].close()
+                self._blender = None
+            self._blender = arena, self._make_blender(arena)
+        return self._blender[1]
 
     def _submit(self, kind: JobKind, job: CopyJob, before: Callable[[], None] | None) -> None:
         copier = self._open_copier()

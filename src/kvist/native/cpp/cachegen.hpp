@@ -28,12 +28,14 @@ class Plan {
  public:
   // Arrays as the twin describes them: their sizes were checked.
   Plan(RowCoder coder, Shape shape, const float* analysis, const std::int8_t* basis,
-       const float* scale, const float* mean, const float* inverse_spread, const u8* turned,
-       float limit)
+       const float* scale, const float* mean, const float* rounding, const float* inverse_spread,
+       const u8* turned, float limit)
       : coder_(std::move(coder)), shape_(shape),
         stride_((shape.dim + kWide - 1) / kWide * kWide),
         analysis_(padded(analysis, shape.regions * shape.dim)), basis_(paired(basis)),
-        scale_(padded(scale, shape.regions)), mean_(padded(mean, shape.regions)), inverse_(inverse_spread, inverse_spread + coder_.rows()),
+        scale_(padded(scale, shape.regions)), mean_(padded(mean, shape.regions)),
+        rounding_(rounding, rounding + coder_.rows()),
+        inverse_(inverse_spread, inverse_spread + coder_.rows()),
         turned_(turned, turned + shape.regions), limit_(limit) {}
 
   const RowCoder& coder() const { return coder_; }
@@ -65,7 +67,7 @@ class Plan {
       const float* const part = parts.data() + row * tokens;
       i32* const to = q.data() + row * kept.size();
       for (std::size_t k = 0; k < kept.size(); ++k) {
-        to[k] = nearest(part[kept[k]]);
+        to[k] = cut(part[kept[k]], rounding_[row]);
       }
     }
     out.coded = coder_.encode(q.data(), kept.size());
@@ -202,7 +204,7 @@ class Plan {
   std::size_t stride_;
   std::vector<float> analysis_;
   std::vector<std::int16_t> basis_;
-  std::vector<float> scale_, mean_, inverse_;
+  std::vector<float> scale_, mean_, rounding_, inverse_;
   std::vector<u8> turned_;
   float limit_;
 };

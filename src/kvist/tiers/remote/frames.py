@@ -18,6 +18,7 @@ from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import FormatError, VersionError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.native import checksum
+from kvist.tiers.encoding import block_header
 from kvist.tiers.protocol import Payload
 
 _ZEROS = memoryview(bytes(PAGE_BYTES))
@@ -68,17 +69,7 @@ class Names:
 def framed(payload: Payload, names: Names) -> NewObject:
     """The object of a block: header page, payload, zeros up to a whole page."""
     data = payload.data.cast("B")
-    header = FrameHeader(
-        kind=FrameKind.BLOCK,
-        sequence=0,
-        keyspace=names.keyspace,
-        key=payload.key,
-        parent=payload.parent,
-        raw_bytes=payload.decoded_bytes,
-        stored_bytes=len(data),
-        payload_checksum=checksum(data) if payload.checksum is None else payload.checksum,
-        codec=payload.codec,
-    )
+    header = block_header(payload, names.keyspace)
     padding = _ZEROS[: padded_bytes(len(data)) - len(data)]
     return NewObject(names.name(payload.key), (memoryview(header.pack()), data, padding))
 
@@ -115,7 +106,9 @@ class Arrival:
         if header.codec == RAW_CODEC and header.stored_bytes == header.raw_bytes:
             if header.raw_bytes != len(self._out):
                 return MissCause.SIZE
-            return None if checksum(self._out) == header.payload_checksum else MissCause.DAMAGED
+            if checksum(self._out) != header.payload_checksum:
+                return MissCause.DAMAGED
+            return None if self._codecs.takes_raw else MissCause.CODEC
         stored = bytearray(self._out) + self._padding
         return self._decode(header, memoryview(stored)[: header.stored_bytes])
 

@@ -25,6 +25,7 @@ from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome, ReadTotals
 from kvist.tiers.busy import BusyMeter
+from kvist.tiers.encoding import encoded
 from kvist.tiers.protocol import Payload
 from kvist.tiers.remote.frames import Arrival, MissCause, Names, framed
 from kvist.tiers.remote.knowledge import Knowledge
@@ -74,9 +75,9 @@ class RemoteTier:
         Args:
             adapter: the medium, in whatever layers; its calls end at a deadline of their own.
             keyspace: the fingerprint (32 bytes) that names and frames bear.
-            connections: calls that may be under way at once.
+            connections: reads that may be under way at once, and half as many writes.
             limits: how it learns what others stored.
-            codecs: decoders of what is not raw.
+            codecs: how blocks are encoded, and which can be read.
             available: whether the medium can be expected to answer; while not, nothing is present.
             counts: what the adapter's calls came to, for `samples`.
             clock: seconds that only grow.
@@ -100,7 +101,9 @@ class RemoteTier:
         self._knowledge = Knowledge(
             most_blocks=limits.most_blocks, absent_s=limits.absent_s, clock=clock
         )
-        self._crew = Crew(connections, name="kvist-remote")
+        self._readers = Crew(connections, name="kvist-remote-read")
+        # Apart: what is read must not wait behind what is written.
+        self._writers = Crew(max(1, connections // 2), name="kvist-remote-write")
         self._closed = False
         self._tell: Callable[[Sequence[Key]], None] | None = None
         self._learner = Learner(adapter, self._knowledge, self._names, limits, available=available)
@@ -121,6 +124,10 @@ class RemoteTier:
             return 0
         return self._learner.run(keys)
 
+    def available(self) -> bool:
+        """Whether the medium can be expected to answer."""
+        return not self._closed and self._available()
+
     def known_run(self, keys: Sequence[Key]) -> int:
         """As `contains_run`, without ever waiting."""
         return 0 if self._closed or not self._available() else self._knowledge.run(keys)
@@ -131,6 +138,7 @@ class RemoteTier:
         Raises:
             TierFullError: no space even after eviction.
             TierError: the medium failed; what was not stored is absent.
+            FormatError: a block is not of the layout that the codecs are for.
             ClosedError: the tier was closed.
         """
         self._demand_open()
@@ -139,7 +147,7 @@ class RemoteTier:
             chosen.setdefault(payload.key, payload)
         calls: list[tuple[list[Key], Future[PutReport]]] = []
         for part in _parts(list(chosen.values()), lambda p: p.data.nbytes):
-            objects = [framed(payload, self._names) for payload in part]
+            objects = [framed(encoded(p, self._codecs), self._names) for p in part]
             calls.append(([p.key for p in part], self._submit_put(objects)))
         failure: TierError | None = None
         for part_keys, call in calls:
@@ -258,12 +266,13 @@ class RemoteTier:
             return
         self._closed = True
         self._learner.stop()
-        self._crew.close()
+        self._readers.close()
+        self._writers.close()
         self._adapter.close()
         self._knowledge.clear()
 
     def _submit_put(self, objects: Sequence[NewObject]) -> Future[PutReport]:
-        return self._crew.submit(lambda: self._adapter.put(objects))
+        return self._writers.submit(lambda: self._adapter.put(objects))
 
     def _stored(self, keys: Sequence[Key], report: PutReport) -> None:
         self._knowledge.add(keys)
@@ -323,7 +332,7 @@ class RemoteTier:
         left: set[Future[list[Outcome]]] = set()
         try:
             for part in self._shares(items):
-                call = self._crew.submit(partial(self._read, [items[i] for i in part]))
+                call = self._readers.submit(partial(self._read, [items[i] for i in part]))
                 calls[call] = part
                 left.add(call)
             yield -1, Outcome.PENDING

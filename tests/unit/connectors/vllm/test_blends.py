@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm_fakes import BLOCK, SLOT_BYTES, FakeRequest, Side
+from vllm_fakes import BLOCK, SLOT_BYTES, FakeRequest, Side, learn_prefill
 
 from kvist.connectors.vllm.blend_plan import BlendLimits
 from kvist.connectors.vllm.blends import BlendKnobs
@@ -14,7 +14,7 @@ from kvist.core.events import Cleared, Removed
 from kvist.core.outcome import Tier
 
 PASSAGE = 20 * BLOCK
-KNOBS = BlendKnobs(0.15, 0.5, BlendLimits(min_tokens=8, max_tokens=10_000), deadline_s=1.0)
+KNOBS = BlendKnobs(0.5, BlendLimits(min_tokens=8, max_tokens=10_000), deadline_s=1.0)
 GOOD = BlendNote(blended=True, repaired_tokens=12, deviation_ratio=0.1, seconds=0.5)
 
 
@@ -98,7 +98,7 @@ def test_permuted_passages_are_promised_up_to_the_last_page_of_the_last_span(sid
     ]
     assert [s.source_start for s in spans] == [0, 0]
     assert len(job.pages) == 3 * PASSAGE // BLOCK
-    assert job.ratio == KNOBS.ratio
+    assert (job.ratio, job.most_deviation_ratio) == (0.15, 0.5)
 
 
 def test_rows_are_those_of_the_blocks_that_hold_them(side: Side) -> None:
@@ -137,7 +137,7 @@ def test_new_text_is_left_to_an_ordinary_load(side: Side) -> None:
 
 
 def test_too_few_reusable_tokens_are_not_worth_it(side: Side) -> None:
-    few = BlendKnobs(0.15, 0.5, BlendLimits(3 * PASSAGE, 10_000), deadline_s=1.0)
+    few = BlendKnobs(0.5, BlendLimits(3 * PASSAGE, 10_000), deadline_s=1.0)
     other = Side(blend=few)
     other.side.heard(StepReport(can_blend=True), set())
     for name in "abc":
@@ -193,19 +193,10 @@ def test_a_preempted_blend_that_is_computed_whole_is_saved(side: Side) -> None:
     assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
 
 
-@pytest.mark.parametrize(
-    ("note", "outcome"),
-    [
-        (None, "failed"),
-        (BlendNote(blended=False, repaired_tokens=9, deviation_ratio=2.0, seconds=1.0), "deviates"),
-    ],
-)
-def test_what_is_not_blended_is_computed_and_saved(
-    side: Side, note: BlendNote | None, outcome: str
-) -> None:
+def test_what_the_worker_failed_at_is_computed_and_saved(side: Side) -> None:
     req = ask("new", PERMUTED)
-    end(side, req, start(side, req), note)
-    assert counted(side, outcome) == 1
+    end(side, req, start(side, req), None)
+    assert counted(side, "failed") == 1
     assert side.store.open_leases == 0
     assert side.side.matched(req, 0) == (PASSAGE, True)  # not once more; the prefix is still there
     side.side.allocated(req, pages(PERMUTED), 0, PASSAGE)
@@ -214,6 +205,46 @@ def test_what_is_not_blended_is_computed_and_saved(
     req.num_computed_tokens = PASSAGE
     (save,) = side.run(req, len(PERMUTED) - PASSAGE, pages(PERMUTED)).saves
     assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
+
+
+def test_what_deviates_was_computed_whole_by_the_worker_and_is_saved(side: Side) -> None:
+    req = ask("new", PERMUTED)
+    job = start(side, req)
+    note = BlendNote(blended=False, repaired_tokens=9, deviation_ratio=2.0, seconds=1.0)
+    end(side, req, job, note)
+    assert counted(side, "deviates") == 1
+    req.num_computed_tokens = len(job.tokens)
+    (save,) = side.run(req, 10, pages(PERMUTED)).saves
+    assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
+
+
+def test_a_load_that_takes_longer_than_computing_is_cut_off(side: Side) -> None:
+    """What has arrived by then is used."""
+    learn_prefill(side)
+    side.store.slow = True
+    req = ask("new", PERMUTED)
+    assert promised(side, req) == (None, False)
+    for lease in side.store.reads[:-1]:
+        lease.arrived = 1000
+    side.now_s = 0.01
+    assert side.side.matched(req, 0) == (None, False)
+    side.now_s = 10.0
+    assert side.side.matched(req, 0) == (2 * PASSAGE, True)
+
+
+def test_a_blend_that_is_slower_than_computing_is_left_and_tried_again_later(side: Side) -> None:
+    learn_prefill(side)
+    slow = BlendNote(blended=True, repaired_tokens=12, deviation_ratio=0.1, seconds=60.0)
+    first = ask("first", PERMUTED)
+    end(side, first, start(side, first), slow)
+    side.now_s = 1.0
+    second = ask("second", text("b") + text("c") + text("a"))
+    start(side, second)  # the probe
+    third = ask("third", text("b") + text("a") + text("c") + text("q", 9))
+    assert promised(side, third) == (PASSAGE, True)
+    assert counted(side, "recompute_faster") == 1
+    side.now_s = 100.0
+    start(side, ask("fourth", text("b") + text("a") + text("c") + text("r", 9)))
 
 
 def test_a_good_blend_is_counted_and_lets_go_of_its_blocks(side: Side) -> None:

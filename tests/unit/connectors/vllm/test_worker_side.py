@@ -244,12 +244,35 @@ class FakeBlender:
     def __init__(self, note: BlendNote | None) -> None:
         self.note = note
         self.jobs: list[BlendJob] = []
+        self.closed = False
 
     def blend(self, job: BlendJob) -> BlendNote:
         self.jobs.append(job)
         if self.note is None:
             raise RuntimeError("the model fails")
         return self.note
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_blend_is_made_in_the_arena_that_the_step_is_for() -> None:
+    made: dict[int, FakeBlender] = {}
+    note = BlendNote(blended=True, repaired_tokens=3, deviation_ratio=0.1, seconds=0.2)
+
+    def make(locator: ArenaLocator) -> FakeBlender:
+        made[locator.base] = FakeBlender(note)
+        return made[locator.base]
+
+    side = WorkerSide(
+        lambda _arena: ListedMover(), no_fence, cpus=None, early_loads=True, make_blender=make
+    )
+    for base in (0, 0, 4):
+        step(side, StepPlan(arena=ArenaLocator(1, 2, 3, 4, base=base), blends=[BLEND]))
+    assert [len(blender.jobs) for blender in made.values()] == [2, 1]
+    assert [blender.closed for blender in made.values()] == [True, False]
+    side.close()
+    assert made[4].closed
 
 
 def blend_step(blender: FakeBlender | None) -> tuple[set[str], set[int], StepReport]:
@@ -280,14 +303,6 @@ def test_blend_is_received_with_its_note() -> None:
     assert report.done == {5: 1}
     assert report.blends == {5: note}
     assert report.can_blend is True
-
-
-def test_blend_that_deviates_names_the_pages_that_it_did_not_fill() -> None:
-    note = BlendNote(blended=False, repaired_tokens=3, deviation_ratio=9.0, seconds=0.2)
-    received, pages, report = blend_step(FakeBlender(note))
-    assert received == {"d"}
-    assert pages == {21, 22}
-    assert report.failed == set()
 
 
 @pytest.mark.parametrize("blender", [FakeBlender(None), None])

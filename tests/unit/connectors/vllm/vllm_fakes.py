@@ -10,6 +10,7 @@ from typing import Any, Self
 from kvist.accel.blend.spans import SpanIndex
 from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.plan import BlockGeometry
+from kvist.connectors.vllm.blend_cost import BlendCost
 from kvist.connectors.vllm.blends import BlendKnobs, Blends
 from kvist.connectors.vllm.departures import Departures
 from kvist.connectors.vllm.engine_facts import EngineFacts
@@ -252,6 +253,7 @@ class Side:
         facts = EngineFacts(
             layout, BlockGeometry(block_tokens, page_tokens), bytes(32), ranks, ranks
         )
+        appraiser = Appraiser(SEED, block_tokens=block_tokens, block_bytes=layout.block_bytes)
         self.feed = EventFeed(block_tokens, enabled=True)
         self.side = SchedulerSide(
             self.store,  # type: ignore[arg-type]
@@ -260,12 +262,16 @@ class Side:
             self.feed,
             LoadKnobs(enabled=load, min_tokens=min_load_tokens, deadline_s=1.0),
             SaveKnobs(enabled=save, decode=save_decode, all_blocks=save_unseen),
-            Appraiser(SEED, block_tokens=block_tokens, block_bytes=layout.block_bytes),
-            blend=self._blends(blend, facts) if blend is not None else None,
+            appraiser,
+            blend=self._blends(blend, facts, appraiser) if blend is not None else None,
         )
         self.block_bytes = layout.block_bytes
 
-    def _blends(self, knobs: BlendKnobs, facts: EngineFacts) -> Callable[..., Blends]:
+    def _blends(
+        self, knobs: BlendKnobs, facts: EngineFacts, appraiser: Appraiser
+    ) -> Callable[..., Blends]:
+        self.now_s = 0.0
+        cost = BlendCost(appraiser, 30, 0.15, lambda: self.now_s)
         self.index, self.departures, self.taint = SpanIndex(), Departures(), Taint(100)
 
         def make(tally: Tally, job: Callable[[], int]) -> Blends:
@@ -278,6 +284,8 @@ class Side:
                 self.taint,
                 self.index,
                 self.departures,
+                cost,
+                clock=lambda: self.now_s,
             )
 
         return make
