@@ -364,6 +364,28 @@ def test_pages_for_another_promise_are_refused_and_reported(side: Side) -> None:
     assert side.store.open_leases == 0
 
 
+def test_an_order_that_fails_half_way_is_taken_back(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker must not fill pages that it is told to report as lost."""
+
+    def broken(page_hash: bytes) -> None:
+        raise MemoryError(page_hash)
+
+    req = ask("new", PERMUTED)
+    tokens, _ = promised(side, req)
+    assert tokens
+    monkeypatch.setattr(side.taint, "add", broken)
+    with pytest.raises(MemoryError):
+        side.side.allocated(req, pages(PERMUTED), 0, tokens)
+    side.side.refuse(req, pages(PERMUTED), 0, tokens)
+    monkeypatch.undo()
+    plan = side.idle()
+    assert plan.blends == []
+    assert plan.loads[0].lost == tuple(pages(PERMUTED)[: tokens // BLOCK])
+    assert side.store.open_leases == 0
+
+
 def test_an_index_that_fails_leaves_the_ordinary_load(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
