@@ -13,18 +13,25 @@ from transformers import DynamicCache
 
 from kvist.accel.blend.budget import RatioReason
 from kvist.accel.blend.transformers_model import TransformersBlendModel
+from kvist.connectors.appraiser import Appraiser
 from kvist.connectors.identity import fingerprint
 from kvist.connectors.transformers import (
     BlendOutcome,
     BlendReport,
     BlendSettings,
     TransformersKvist,
+    model_keyspace,
 )
 from kvist.connectors.transformers.blend import Blended
 from kvist.core.errors import ConfigError, NoSpaceError, TierError
 from kvist.core.keys import RequestScope, seed_bytes
+from kvist.core.outcome import Tier
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.native import digest
+from kvist.policy.leaf_lru import LeafLru
+from kvist.store import TieredStore
+from kvist.tiers.dram import Arena
+from kvist.tiers.ssd import SsdTier
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -46,7 +53,9 @@ REUSED = sum(len(PASSAGES[i]) // BLOCK * BLOCK for i in (0, 2, 3))
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _neither_threads_nor_clocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread; and no prompt is computed whole because this machine is fast at it."""
+    monkeypatch.setattr(Appraiser, "settled", False)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -185,6 +194,8 @@ def test_too_much_deviation_gives_the_answer_of_a_whole_pass_and_keeps_it(
         generate(kv, passage, new=1)
     assert generate(kv, PERMUTED) == plain(model, PERMUTED)
     assert kv.last.blend.outcome is BlendOutcome.DEVIATES
+    counts = {BlendOutcome.NOTHING_FOUND: len(PASSAGES), BlendOutcome.DEVIATES: 1}
+    assert kv.blend_outcomes == counts
     assert kv.last.blend.blended_tokens == 0
     assert kv.last.computed_tokens == len(PERMUTED)
     assert kv.last.saved_blocks == (len(PERMUTED) + NEW - 1) // BLOCK
@@ -253,7 +264,7 @@ def test_a_blend_that_would_not_save_time_is_not_begun(
     kv: TransformersKvist, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = PrefillCoefficients(1e-9, 1e-12, 0.0)
-    monkeypatch.setattr(type(kv.appraiser), "prefill", property(lambda _: fast))
+    monkeypatch.setattr(Appraiser, "prefill", fast)
     assert generate(kv, PERMUTED) == plain(model, PERMUTED)
     assert kv.last.blend.outcome is BlendOutcome.RECOMPUTE_FASTER
     assert kv.last.blend.reason is RatioReason.RECOMPUTE_FASTER
@@ -363,3 +374,23 @@ def _seed(kv: TransformersKvist) -> bytes:
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         BlendSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_spans_come_from_the_disk_as_well(model: Any, folder: Path, tmp_path: Path) -> None:
+    """An arena too small for all passages: the oldest are on the SSD alone when they are needed."""
+    keyspace = model_keyspace(model, model_path=folder, block_tokens=BLOCK)
+    block = keyspace.layout.block_bytes
+    arena = Arena(12 * (block + 4096), slot_bytes=block)
+    ssd = SsdTier.open(tmp_path, keyspace=fingerprint(keyspace), capacity_bytes=64 << 20)
+    with TieredStore(arena, LeafLru(), ssd, raw_bytes=block) as store:
+        kv = TransformersKvist.open(
+            model, store=store, model_path=folder, block_tokens=BLOCK, blend=ALWAYS
+        )
+        for seed in range(40, 46):  # in all more than the arena holds
+            generate(kv, text(seed, 4 * BLOCK), new=1)
+            assert store.flush(60)
+        generate(kv, [*text(1, 5), *text(41, 4 * BLOCK), *text(40, 4 * BLOCK), *QUESTION])
+        assert kv.last.blend.outcome is BlendOutcome.BLENDED
+        assert kv.last.blend.blended_tokens == 2 * 4 * BLOCK
+        assert store.read_totals()[Tier.SSD].size_bytes > 0
+        store.check_integrity()

@@ -23,6 +23,7 @@ from kvist.cost.prefill import PrefillCoefficients
 FLOOR_RATIO = 0.15
 _STEP = 0.2  # of a new observation of how fast passes are
 _MOST_FACTOR = 16.0
+_FADE = 0.02  # towards 1, of a prompt that was not blended
 
 
 class RatioReason(Enum):
@@ -139,7 +140,11 @@ def _largest_hidden(work: BlendWork, load_s: float, half_s: float, quarter_s: fl
 
 
 class PassFactor:
-    """How much slower blended passes are than their share of a whole one, learned. One owner."""
+    """How much slower blended passes are than their share of a whole one, learned. One owner.
+
+    It is learned from blends alone, so where it has ended them it fades (`declined`): a stall costs
+    some prompts their blend, not all.
+    """
 
     __slots__ = ("_factor", "observed")
 
@@ -158,6 +163,9 @@ class PassFactor:
             return
         seen = self._factor * taken_s / choice.pass_s
         seen = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, seen))
-        step = 1.0 if not self.observed else _STEP
-        self._factor += step * (seen - self._factor)
+        self._factor += _STEP * (seen - self._factor)
         self.observed += 1
+
+    def declined(self) -> None:
+        """A prompt was not blended since that would not have paid."""
+        self._factor += _FADE * (1.0 - self._factor)

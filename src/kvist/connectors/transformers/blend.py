@@ -205,6 +205,7 @@ class Blender:
         load_s = self._appraiser.load_s([there[key] for key in needed])
         choice = self._choice(self._work(len(tokens), prefix_tokens, wanted), load_s)
         if choice.ratio >= 1:
+            self._factor.declined()
             return BlendReport(BlendOutcome.RECOMPUTE_FASTER, ratio=1.0, reason=choice.reason)
         loaded = _Loaded(self._layout, len(there))
         found_s = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,6 +104,7 @@ class TransformersKvist:
             seed_of(model), block_tokens=layout.block_tokens, block_bytes=layout.block_bytes
         )
         self.blend_off = "not asked for"  # why prompts are not blended; empty if they are
+        self.blend_outcomes: Counter[BlendOutcome] = Counter()  # of all prompts so far
         self._blender: Blender | None = None
         if blend is not None:
             self._blender, self.blend_off = open_blender(
@@ -209,11 +211,14 @@ class TransformersKvist:
         blender = self._blender
         if blender is None:
             return BlendReport()
-        return self._fallback.guard(
+        found = self._fallback.guard(
             "blend",
             lambda: blender.blend(tokens, seed, prefix.cache, matched),
             default=BlendReport(BlendOutcome.FAILED),
         )
+        report = found.report if isinstance(found, Blended) else found
+        self.blend_outcomes[report.outcome] += 1
+        return found
 
     def _load(self, keys: Sequence[Key], prompt_tokens: int) -> _Prefix | None:
         match = self.store.match(keys)

@@ -51,13 +51,35 @@ def test_a_load_as_slow_as_computing_everything_is_not_worth_its_while() -> None
 
 
 def test_passes_that_turn_out_slow_are_not_begun_again() -> None:
-    learned = PassFactor()
-    for _ in range(30):
+    learned, blended = PassFactor(), 0
+    for _ in range(200):
         choice = choose_ratio(WORK, PREFILL, load_s=0.01, pass_factor=learned.factor)
-        learned.observe(choice, FULL_S)
-    assert choice.reason is RatioReason.RECOMPUTE_FASTER
+        if choice.ratio < 1:
+            learned.observe(choice, 2 * FULL_S)
+            blended += 1
+        else:
+            learned.declined()
+    assert 3 < blended < 30  # now and then it is tried
+    observed = learned.observed
     learned.observe(RatioChoice(0.15, RatioReason.UNMEASURED), 1.0)  # says nothing
-    assert learned.observed == 30
+    assert learned.observed == observed
+
+
+def test_a_stall_does_not_end_blending_for_good() -> None:
+    learned = PassFactor()
+    for _ in range(10):
+        learned.observe(choose_ratio(WORK, PREFILL, load_s=0.0), 100 * FULL_S)
+    found = []
+    for _ in range(200):
+        choice = choose_ratio(WORK, PREFILL, load_s=0.01, pass_factor=learned.factor)
+        found.append(choice.reason)
+        if choice.ratio < 1:
+            learned.observe(choice, choice.pass_s / learned.factor)
+        else:
+            learned.declined()
+    assert found[0] is RatioReason.RECOMPUTE_FASTER
+    assert found[-1] is RatioReason.FLOOR
+    assert learned.factor == pytest.approx(1, abs=0.1)
 
 
 def test_what_is_unknown_is_blended_at_the_floor() -> None:
