@@ -325,6 +325,22 @@ def test_another_salt_finds_nothing(side: Side) -> None:
     assert promised(side, ask("new", PERMUTED, cache_salt="mallory")) == (0, False)
 
 
+def test_an_engine_that_names_parts_of_pages_is_not_blended_for(side: Side) -> None:
+    """Which page of it is blended could not be told from its hashes."""
+    req = ask("new", PERMUTED)
+    req.block_hashes = [bytes([i % 251]) for i in range(2 * len(req.block_hashes))]
+    assert promised(side, req) == (PASSAGE, True)
+    assert side.idle().blends == []
+
+
+def test_an_engine_without_a_cache_of_its_own_is_blended_for(side: Side) -> None:
+    req = ask("new", PERMUTED)
+    req.block_hashes = []
+    end(side, req, start(side, req))
+    req.num_computed_tokens = 3 * PASSAGE
+    assert side.run(req, 10, pages(PERMUTED)).saves == []
+
+
 def test_images_are_neither_found_nor_registered(side: Side) -> None:
     class Feature:
         identifier = "cat"
