@@ -284,6 +284,15 @@ def test_full_dram_means_no_blend(side: Side) -> None:
     assert side.store.open_leases == 0
 
 
+def test_a_long_prompt_is_blended_up_to_a_limit() -> None:
+    few = BlendKnobs(0.5, BlendLimits(8, 2 * PASSAGE + 5), deadline_s=1.0)
+    other = Side(blend=few)
+    other.side.heard(StepReport(can_blend=True), set())
+    for name in "abc":
+        serve(other, name, text(name))
+    assert len(start(other, ask("new", PERMUTED)).tokens) == 2 * PASSAGE + BLOCK
+
+
 def test_at_least_one_token_is_left_to_the_engine(side: Side) -> None:
     prompt = text("c") + text("a")
     job = start(side, ask("new", prompt))
