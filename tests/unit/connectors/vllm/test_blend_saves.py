@@ -112,3 +112,19 @@ def test_an_engine_without_a_cache_of_its_own_is_blended_for(side: Side) -> None
     end(side, req, start(side, req))
     req.num_computed_tokens = 3 * PASSAGE
     assert side.run(req, 10, pages(PERMUTED)).saves == []
+
+
+def test_blended_pages_of_a_running_request_are_not_forgotten_for_newer_ones(side: Side) -> None:
+    """They are in use, so vLLM keeps them however many others come and go."""
+    first = ask("new", PERMUTED)
+    end(side, first, start(side, first))
+    for i in range(99):
+        side.taint.add(b"newer %d" % i)
+    first.num_computed_tokens = 3 * PASSAGE
+    side.run(first, 10, pages(PERMUTED))
+    for i in range(99):
+        side.taint.add(b"newest %d" % i)
+    follower = ask("next", PERMUTED[: 3 * PASSAGE] + text("follow", 40))
+    promised(side, follower, computed=3 * PASSAGE)
+    follower.num_computed_tokens = 3 * PASSAGE
+    assert side.run(follower, 40, pages(follower.tokens)).saves == []
