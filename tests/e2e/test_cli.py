@@ -157,6 +157,7 @@ def test_du_counts_live_blocks_by_keyspace(cache: Path, capsys: pytest.CaptureFi
     assert shown["blocks"] == 8
     frame_bytes = 4096 + len(BLOCK)
     assert shown["keyspaces"][1]["bytes"] == 2 * frame_bytes
+    assert shown["keyspaces"][1]["raw_bytes"] == 2 * len(BLOCK)
     assert shown["used_bytes"] >= 9 * frame_bytes
     assert shown["capacity_bytes"] == 64 * MIB
     assert main(["du", str(cache)]) == 0

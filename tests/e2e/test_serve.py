@@ -153,6 +153,15 @@ def test_a_port_in_use_is_one_line(model: Path, env: dict[str, str], tmp_path: P
     assert line.startswith(f"--port: cannot listen on 127.0.0.1:{port}: Address already in use;")
 
 
+def test_a_node_that_does_not_run_is_one_line(
+    model: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    sets = ["--set", "store.where=node", "--set", f"node.socket={tmp_path / 'n.sock'}"]
+    line = _refused(env, tmp_path, str(model), "--port", str(free_port()), *sets)
+    assert line.startswith("$.store.where (--set): no node listens on")
+    assert "kvist node" in line
+
+
 def test_an_ssd_folder_in_use_is_one_line_that_names_the_process(
     model: Path, env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -14,9 +14,9 @@ from node_process import attach
 from kvist.core.events import KvEvent
 from kvist.node import messages as m
 from kvist.node.keyspaces import Attach, Keyspaces, OpenStore
-from kvist.node.place import Place
+from kvist.node.place import Place, peer_uid
 from kvist.node.protocol import MOST_BYTES, Frames, decode_reply, encode
-from kvist.node.server import NodeServer, peer_uid
+from kvist.node.server import NodeServer
 from kvist.policy import LeafLru
 from kvist.store import TieredStore
 from kvist.testing.store_suite import RAW_BYTES
@@ -51,7 +51,7 @@ def serving(
     thread.start()
     try:
         yield server
-        assert thread.is_alive(), "the node's loop ended"
+        assert thread.is_alive() or server.stopping, "the node's loop ended"
     finally:
         server.stop("the test is over")
         thread.join(LIMIT_S)

@@ -20,11 +20,12 @@ from kvist.core.errors import (
     NodeRunningError,
     TierBusyError,
 )
+from kvist.node import attachment
 from kvist.node import messages as m
 from kvist.node import server as server_module
 from kvist.node.client import NodeStore
 from kvist.node.control import ask
-from kvist.node.place import NodeLock, Place, default_socket
+from kvist.node.place import NodeLock, Place, default_socket, peer_uid
 from kvist.store import TieredStore
 from kvist.testing.store_suite import key, put
 
@@ -43,10 +44,22 @@ def test_another_user_is_refused_before_it_says_anything(path: Path) -> None:
         assert server.refused_connections == 1
 
 
-def test_the_kernel_says_who_connects(path: Path) -> None:
+def test_node_of_another_user_is_not_believed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arena would decide what a prompt's KV is."""
+    with serving(path):
+        monkeypatch.setattr(attachment, "peer_uid", lambda _: os.geteuid() + 1)
+        with pytest.raises(NodeRefusedError, match="another user listens"):
+            NodeStore(path, attach(1))
+        with pytest.raises(NodeRefusedError, match="another user listens"):
+            ask(path, "status")
+
+
+def test_the_kernel_says_who_connects_and_who_listens(path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert server_module.peer_uid(ours) == os.getuid()
+        assert peer_uid(ours) == os.getuid()
+    with serving(path), Raw(path) as raw:
+        assert peer_uid(raw.link) == os.getuid()
 
 
 def test_socket_and_folder_are_closed_to_others(folder: Path) -> None:

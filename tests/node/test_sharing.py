@@ -16,6 +16,7 @@ from kvist.core.events import Cleared, KvEvent, Removed, Stored
 from kvist.core.hints import Finish, Hints
 from kvist.core.lease import commit_each
 from kvist.core.outcome import BlockRef, Outcome, Tier
+from kvist.node import keyspaces as keyspaces_module
 from kvist.node import messages as m
 from kvist.node.client import NodeStore
 from kvist.node.protocol import join_keys
@@ -75,6 +76,37 @@ def test_engines_hear_of_what_others_store_and_what_goes(folder: Path) -> None:
     removed = [k for e in heard if isinstance(e, Removed) for k in e.keys]
     assert removed[:2] == [key(1), key(2)]
     assert {e.tier for e in heard if not isinstance(e, Cleared)} == {Tier.DRAM}
+
+
+def test_engines_hear_that_a_node_is_gone_with_all_it_held(folder: Path) -> None:
+    heard: list[KvEvent] = []
+    with serving(folder / "n.sock") as server:
+        store = NodeStore(folder / "n.sock", attach(1), on_event=heard.append)
+        assert all(put(store, range(2)))
+        eventually(lambda: heard)
+        server.stop("the node ends")
+        eventually(lambda: Cleared() in heard)
+        store.close()
+        heard.clear()
+
+
+def test_events_that_pile_up_end_as_one_that_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps an index must not believe blocks that it heard nothing more of."""
+    monkeypatch.setattr(keyspaces_module, "_MOST_EVENTS", 3)
+    heard: list[KvEvent] = []
+    path = folder / "n.sock"
+    with (
+        serving(path) as server,
+        NodeStore(path, attach(1)) as a,
+        NodeStore(path, attach(1), on_event=heard.append),
+    ):
+        (keyspace,) = server.keyspaces
+        with a.write([ref(n) for n in range(SLOTS)]) as lease:
+            assert commit_each(lease, range(SLOTS), [None] * SLOTS) == [True] * SLOTS
+        eventually(lambda: Cleared() in heard)
+        assert len(keyspace.events) <= 3
 
 
 def test_numbers_of_a_node_are_those_of_its_store(node: NodeProcess) -> None:

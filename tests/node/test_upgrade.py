@@ -15,8 +15,9 @@ import pytest
 from node_process import START_S, NodeProcess, attach, clean_env, eventually
 
 from kvist.assemble import open_store
+from kvist.cli.serve_checks import check_machine
 from kvist.config import load_config
-from kvist.core.errors import NodeAwayError
+from kvist.core.errors import ConfigError, NodeAwayError
 from kvist.core.outcome import Tier
 from kvist.node import control
 from kvist.node.client import NodeStore
@@ -158,3 +159,14 @@ def test_keyspaces_have_equal_parts_of_the_capacity(folder: Path) -> None:
         assert all(put(a, range(2)))
         assert a.flush(WAIT_S)
         assert len(list(ssd.glob("k-*"))) == 2
+
+
+def test_serve_takes_a_node_that_owns_the_ssd_folder(folder: Path) -> None:
+    """The folder is in use, by the very process that the engine is to attach to."""
+    with NodeProcess(folder / "n.sock", ssd=folder / "ssd") as node, node.client():
+        sets = [f"node.socket={node.path}", f"store.ssd.path={folder / 'ssd'}"]
+        sets += ["store.ssd.capacity=64MiB", "store.dram.capacity=16MiB"]
+        check_machine(load_config(env={}, sets=[*sets, "store.where=node"]))
+        check_machine(load_config(env={}, sets=[*sets, "store.where=auto"]))
+        with pytest.raises(ConfigError, match="in use by process"):
+            check_machine(load_config(env={}, sets=sets))

@@ -56,6 +56,8 @@ def test_bodies_are_those_of_the_twin_and_come_back(
     body = planes.encode_planes(raw, groups, width)
     assert body == planes_twin.encode_planes(raw, groups, width)
     assert decoded(planes, body, len(raw), groups, width) == raw
+    if hasattr(planes, "encode_planes_variants"):
+        assert set(planes.encode_planes_variants(raw, groups, width)) == {body}
     for variant in range(planes.planes_variants() if hasattr(planes, "planes_variants") else 0):
         out = bytearray(len(raw))
         planes.decode_planes_variant(body, out, groups, width, variant)
@@ -130,4 +132,6 @@ def test_flat_and_steep_tables_come_back(planes: ModuleType) -> None:
     for raw in (steep, flat, bytes(range(255, -1, -1)) + bytes(90_000)):
         body = planes.encode_planes(raw, 1, 1)
         assert body == planes_twin.encode_planes(raw, 1, 1)
+        if hasattr(planes, "encode_planes_variants"):
+            assert set(planes.encode_planes_variants(raw, 1, 1)) == {body}
         assert decoded(planes, body, len(raw), 1, 1) == raw

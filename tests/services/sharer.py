@@ -1,7 +1,8 @@
 """A process with a store of its own that writes blocks to a remote, or reads them from there.
 
-`sharer.py write|read URL FOLDER FIRST COUNT`; with FOLDER `-` there is no SSD tier. Prints how many
-blocks were stored, or how many were hits; a wrong byte is an error.
+`sharer.py write|read URL FOLDER FIRST COUNT PRESENT`; with FOLDER `-` there is no SSD tier. A read
+waits until it knows of PRESENT blocks. Prints how many blocks were stored, or how many were hits;
+a wrong byte is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def content(n: int) -> bytes:
 
 
 def main() -> None:
-    action, url, folder, first, count = sys.argv[1:6]
+    action, url, folder, first, count, present = sys.argv[1:7]
     ssd = {"enabled": False} if folder == "-" else {"path": folder, "capacity": "64MiB"}
     config = load_config(
         env={},
@@ -53,7 +54,10 @@ def main() -> None:
         assert store.flush(WAIT_S)
         answer = {"stored": len(absent)}
     else:
-        match = store.match(keys)
+        give_up_s = time.monotonic() + WAIT_S
+        while len(match := store.match(keys)) < int(present):
+            assert time.monotonic() < give_up_s, f"{len(match)} blocks were matched"
+            time.sleep(0.1)
         with store.read(keys[: len(match)], deadline_s=WAIT_S) as lease:
             hits = [i for i in range(len(match)) if lease.wait(i) is Outcome.HIT]
             for i in hits:

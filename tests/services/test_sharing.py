@@ -45,9 +45,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"s3://{bucket}/kv?endpoint=http://{HOST}:{server.port}&region=us-east-1"
 
 
-def run(action: str, url: str, folder: Path | None, first: int, count: int) -> dict[str, Any]:
+def run(
+    action: str, url: str, folder: Path | None, count: int, present: int = COUNT
+) -> dict[str, Any]:
     """What a process answers; it fails on a wrong byte."""
-    line = [sys.executable, str(SHARER), action, url, str(folder or "-"), str(first), str(count)]
+    line = [sys.executable, str(SHARER), action, url, str(folder or "-")]
+    line += ["0", str(count), str(present)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=END_S)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -55,15 +58,15 @@ def run(action: str, url: str, folder: Path | None, first: int, count: int) -> d
 
 
 def test_what_one_host_stored_another_reads(url: str) -> None:
-    assert run("write", url, None, 0, COUNT)["stored"] == COUNT
-    read = run("read", url, None, 0, COUNT + 20)
+    assert run("write", url, None, COUNT)["stored"] == COUNT
+    read = run("read", url, None, COUNT + 20)
     assert (read["matched"], read["hits"], read["remote"]) == (COUNT, COUNT, COUNT)
-    assert run("write", url, None, 0, COUNT + 5)["stored"] <= COUNT + 5
+    assert run("write", url, None, COUNT + 5)["stored"] <= COUNT + 5
 
 
 def test_a_host_with_a_disk_fills_and_reads_the_remote_too(url: str, tmp_path: Path) -> None:
-    assert run("write", url, tmp_path / "one", 0, COUNT)["stored"] == COUNT
-    there = run("read", url, tmp_path / "two", 0, COUNT)
+    assert run("write", url, tmp_path / "one", COUNT)["stored"] == COUNT
+    there = run("read", url, tmp_path / "two", COUNT)
     assert (there["hits"], there["remote"]) == (COUNT, COUNT)
-    here = run("read", url, tmp_path / "one", 0, COUNT)
+    here = run("read", url, tmp_path / "one", COUNT)
     assert (here["hits"], here["remote"]) == (COUNT, 0)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvist.assemble import open_embedded_store
+from kvist.cli.du import measure
 from kvist.codec.chain import CODECS, parse_chain
 from kvist.codec.frame import PAGE_BYTES
+from kvist.codec.payload import HEAD_BYTES
 from kvist.config import Config, load_config, preflight
-from kvist.core.errors import ConfigError
+from kvist.core.errors import ConfigError, LayoutError
 from kvist.core.layout import BlockLayout
 from kvist.core.outcome import BlockRef, Outcome, Tier
 from kvist.native import digest
@@ -49,11 +52,11 @@ def config_for(folder: Path, codec: str, keys: str = K1, **more: object) -> Conf
     ).config
 
 
-def write(config: Config, numbers: range = range(6)) -> None:
+def write(config: Config, numbers: range = range(6), tenant: str = "ann") -> None:
     store = open_embedded_store(
         config, block_bytes=LAYOUT.block_bytes, fingerprint=bytes(32), layout=LAYOUT
     )
-    with store.write([BlockRef(KEYS[n], None, "ann") for n in numbers]) as lease:
+    with store.write([BlockRef(KEYS[n], None, tenant) for n in numbers]) as lease:
         for i, n in enumerate(numbers):
             if not lease.present(i):
                 lease.buffer(i)[:] = BLOCKS[n]
@@ -108,6 +111,8 @@ def test_encoded_blocks_take_less_of_the_disk(tmp_path: Path, codec: str) -> Non
     write(config_for(tmp_path / "raw", "raw"))
     write(config_for(tmp_path / "cache", codec))
     assert disk_bytes(tmp_path / "cache") < 0.85 * disk_bytes(tmp_path / "raw")
+    (shown,) = measure([tmp_path / "cache"]).keyspaces
+    assert shown.raw_bytes == 6 * LAYOUT.block_bytes > 1.1 * shown.frame_bytes
 
 
 def test_one_folder_holds_blocks_of_many_settings(tmp_path: Path) -> None:
@@ -128,6 +133,25 @@ def test_aead_blocks_are_read_with_their_key_only(tmp_path: Path) -> None:
     assert list(read(config_for(folder, "aead", K2))) == [3, 4, 5]
     write(config_for(folder, "aead", both), range(3))
     assert read(config_for(folder, "raw")) == {}
+
+
+def test_what_is_not_sealed_is_a_miss_once_aead_is_asked_for(tmp_path: Path) -> None:
+    for n, codec in enumerate(["raw", "lossless", "aead"]):
+        write(config_for(tmp_path / "cache", codec), range(n, n + 1))
+    assert list(read(config_for(tmp_path / "cache", "lossless+aead"))) == [2]
+
+
+def test_aead_keys_are_those_of_the_tenant_who_wrote(tmp_path: Path) -> None:
+    """Equal tenants have equal tags, in front of the nonce; the name itself is nowhere."""
+    tags = []
+    for tenant in ("tenant anna", "tenant bert", "tenant anna"):
+        folder = tmp_path / f"cache{len(tags)}"
+        write(config_for(folder, "aead"), range(1), tenant)
+        data = next(folder.glob("*.kvs")).read_bytes()
+        assert tenant.encode() not in data
+        at = 2 * PAGE_BYTES + HEAD_BYTES  # behind the segment's header and the frame's
+        tags.append(data[at : at + 16])
+    assert tags[0] == tags[2] != tags[1]
 
 
 @pytest.mark.parametrize("codec", ["lossless", "int4", "lossless+aead"])
@@ -166,14 +190,18 @@ def test_what_cannot_be_had_is_refused_before_the_start(tmp_path: Path) -> None:
         open_embedded_store(
             config_for(tmp_path / "cache", "int8"), block_bytes=4096, fingerprint=bytes(32)
         )
+    with pytest.raises(LayoutError, match="blocks of"):
+        open_embedded_store(
+            config_for(tmp_path / "cache", "int8"),
+            block_bytes=4096,
+            fingerprint=bytes(32),
+            layout=LAYOUT,
+        )
 
 
 def test_a_missing_package_is_told_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
-    monkeypatch.setitem(
-        __import__("sys").modules, "cryptography.hazmat.primitives.ciphers.aead", None
-    )
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     (missing,) = preflight(config_for(tmp_path / "cache", "aead"))
     assert "pip install 'kvist[seal]'" in str(missing)

@@ -78,19 +78,26 @@ class Crew:
             return self._closed or self._tasks.empty()
 
     def _run(self, future: Future[_T], call: Callable[[], _T]) -> None:
-        """Puts what the call returns, or raises, into the future."""
+        """Puts what the call returns, or raises, into the future.
+
+        Whoever is given the result may ask at once whether a thread is free: this one is by then.
+        """
+        if not future.set_running_or_notify_cancel():
+            self._ended()
+            return
         try:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = call()
-            except (KvistError, OSError) as error:
-                future.set_exception(error)
-            except BaseException as error:  # a fault in the program: this thread ends of it
-                future.set_exception(error)
-                raise
-            else:
-                future.set_result(result)
-        finally:
-            with self._lock:
-                self._open_tasks -= 1
+            result = call()
+        except (KvistError, OSError) as error:
+            self._ended()
+            future.set_exception(error)
+        except BaseException as error:  # a fault in the program: this thread ends of it
+            self._ended()
+            future.set_exception(error)
+            raise
+        else:
+            self._ended()
+            future.set_result(result)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._open_tasks -= 1

@@ -39,6 +39,7 @@ from kvist.adapters.protocol import (
     check_names,
     check_prefix,
 )
+from kvist.adapters.redis_wire import Word, wire
 from kvist.core.errors import ConfigError, TierError, TierFullError, TierTimeout
 
 CLUSTER_SCHEME = "redis+cluster"
@@ -100,6 +101,7 @@ class RedisAdapter:
         if self._cluster and capacity_bytes is not None:
             raise ConfigError("a Redis cluster keeps no capacity of ours; set its maxmemory")
         self._capacity_bytes = capacity_bytes
+        self._timeout_s = timeout_s
         self._client = _connect(url, timeout_s, connections)
         self._state = OpenState("Redis")
         if capacity_bytes is not None:
@@ -111,6 +113,10 @@ class RedisAdapter:
         check_names(w.name for w in wanted)
         if not wanted:
             return []
+        if not self._cluster and all(w.into for w in wanted):
+            with _mapping("get"), wire(self._client.connection_pool, self._timeout_s) as line:
+                line.send([((b"GET",), _word(w.name)) for w in wanted])
+                return [line.read_value(w) for w in wanted]
         with _mapping("get"), self._client.pipeline(transaction=False) as pipe:
             for w in wanted:
                 if w.into:
@@ -131,11 +137,7 @@ class RedisAdapter:
             if self._capacity_bytes is not None:
                 return self._put_indexed(objects, there)
             absent = [o for o in objects if o.name not in there]
-            with self._client.pipeline(transaction=False) as pipe:
-                for new in absent:
-                    pipe.set(_SPACE + new.name, b"".join(new.parts), nx=True)
-                stored = pipe.execute() if absent else []
-        done = {o.name for o, ok in zip(absent, stored, strict=True) if ok}
+            done = self._set(absent) if absent else set()
         return PutReport(tuple(_first(o.name, done) for o in objects))
 
     def delete(self, names: Sequence[str]) -> None:
@@ -172,6 +174,8 @@ class RedisAdapter:
     def close(self) -> None:
         if not self._state.closed:
             self._state.closed = True
+            if not self._cluster:
+                self._client.connection_pool.disconnect()  # a pool that was handed over stays
             self._client.close()
 
     def _nodes(self) -> list[Any]:
@@ -185,6 +189,19 @@ class RedisAdapter:
             for name in names:
                 pipe.exists(_SPACE + name)
             return {name for name, there in zip(names, pipe.execute(), strict=True) if there}
+
+    def _set(self, absent: Sequence[NewObject]) -> set[str]:
+        """Stores objects under their names where those are free; returns which were."""
+        if self._cluster:
+            with self._client.pipeline(transaction=False) as pipe:
+                for new in absent:
+                    pipe.set(_SPACE + new.name, b"".join(new.parts), nx=True)
+                stored = [Put.STORED if ok else Put.PRESENT for ok in pipe.execute()]
+        else:
+            with wire(self._client.connection_pool, self._timeout_s) as line:
+                line.send([((b"SET",), _word(o.name), _flat(o), (b"NX",)) for o in absent])
+                stored = [line.read_stored() for _ in absent]
+        return {o.name for o, put in zip(absent, stored, strict=True) if put is Put.STORED}
 
     def _put_indexed(self, objects: Sequence[NewObject], there: set[str]) -> PutReport:
         outcomes: list[Put] = []
@@ -211,12 +228,13 @@ def _connect(url: str, timeout_s: float, connections: int) -> Any:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "decode_responses": False,
+        "protocol": 2,
     }
     if url.startswith(CLUSTER_SCHEME):
         url = "redis" + url.removeprefix(CLUSTER_SCHEME)
         return _LateCluster(url, kind)
     pool = redis.BlockingConnectionPool.from_url(
-        url, max_connections=connections + 2, timeout=timeout_s, retry=never, **kind
+        url, max_connections=2 * connections + 2, timeout=timeout_s, retry=never, **kind
     )
     return redis.Redis(connection_pool=pool)
 
@@ -237,6 +255,14 @@ class _LateCluster:
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
+
+
+def _word(name: str) -> Word:
+    return ((_SPACE + name).encode(),)
+
+
+def _flat(new: NewObject) -> Word:
+    return [part.cast("B") for part in new.parts]
 
 
 def _answer(values: Iterator[Any], wanted: Wanted) -> Fetched:

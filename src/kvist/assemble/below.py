@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvist.adapters.opening import Limits, open_layered
-from kvist.codec.cachegen.table import read_table
-from kvist.codec.keyring import read_keyring
-from kvist.codec.registry import CodecRegistry, open_codecs
-from kvist.config import Config, ssd_bytes, ssd_folders
+from kvist.codec.registry import CodecRegistry
+from kvist.codec.setting import CodecSetting
+from kvist.config import Config, remote_codec, ssd_bytes, ssd_codec, ssd_folders
 from kvist.core.errors import TierBusyError, TierError
 from kvist.core.layout import BlockLayout
 from kvist.tiers.protocol import LowerTier
@@ -23,21 +22,19 @@ _log = logging.getLogger(__name__)
 _FSYNC = {"batch": FsyncMode.BATCH, "off": FsyncMode.OFF}
 
 
-def _codecs(config: Config, layout: BlockLayout | None) -> CodecRegistry:
-    """What the SSD tier writes and reads. Says so, once, if answers may change.
+def _codecs(setting: CodecSetting, layout: BlockLayout | None) -> CodecRegistry:
+    """What a tier writes and reads. Says so, once, if answers may change.
 
     Raises:
         ConfigError: the codec cannot be had.
     """
-    ssd = config.store.ssd
-    keyring = read_keyring(ssd.keys) if ssd.keys else None
-    table = read_table(ssd.table) if ssd.table else None
-    codecs = open_codecs(ssd.codec, layout, keyring, table)
+    codecs = setting.open(layout)
     if codecs.writer is not None and not codecs.writer.exact:
         _log.warning(
-            "store.ssd.codec=%s is LOSSY: blocks that come back from disk are not quite what was "
+            "%s.codec=%s is LOSSY: blocks that come back from there are not quite what was "
             "computed, so answers may change; raw and lossless never change them",
-            ssd.codec,
+            setting.section,
+            setting.codec,
         )
     return codecs
 
@@ -56,17 +53,17 @@ def open_below(
     with ExitStack() as undo:
         disk: SsdTier | StripedTier | None = None
         if config.store.ssd.enabled:
-            disk = _open_ssd(config, fingerprint, shard, _codecs(config, layout))
+            disk = _open_ssd(config, fingerprint, shard, _codecs(ssd_codec(config), layout))
         if not knobs.url:
             return disk
         if disk is not None:
             undo.callback(disk.close)
-        remote = _open_remote(config, fingerprint)
+        remote = _open_remote(config, fingerprint, _codecs(remote_codec(config), layout))
         undo.pop_all()
     return remote if disk is None else StackedTier(disk, remote, queue_bytes=knobs.queue)
 
 
-def _open_remote(config: Config, fingerprint: bytes) -> RemoteTier:
+def _open_remote(config: Config, fingerprint: bytes, codecs: CodecRegistry) -> RemoteTier:
     knobs, breaker = config.store.remote, config.store.breaker
     opened = open_layered(
         knobs.url,
@@ -88,6 +85,7 @@ def _open_remote(config: Config, fingerprint: bytes) -> RemoteTier:
         limits=LearnLimits(
             most_blocks=knobs.index, probe_s=knobs.probe_s, refresh_s=knobs.refresh_s
         ),
+        codecs=codecs,
         available=opened.breaker.passes,
         counts=opened.counts.counts,
     )

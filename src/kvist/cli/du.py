@@ -22,15 +22,21 @@ _SHORT_HEX = 12
 
 @dataclass(frozen=True, slots=True)
 class KeyspaceTotal:
-    """Live blocks of one keyspace and the bytes of their frames."""
+    """Live blocks of one keyspace, the bytes of their frames, and what decoding them gives."""
 
     keyspace: str
     blocks: int
     frame_bytes: int
+    raw_bytes: int
 
-    def plus(self, blocks: int, frame_bytes: int) -> KeyspaceTotal:
+    def plus(self, blocks: int, frame_bytes: int, raw_bytes: int) -> KeyspaceTotal:
         """The total with more blocks in it."""
-        return KeyspaceTotal(self.keyspace, self.blocks + blocks, self.frame_bytes + frame_bytes)
+        return KeyspaceTotal(
+            self.keyspace,
+            self.blocks + blocks,
+            self.frame_bytes + frame_bytes,
+            self.raw_bytes + raw_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,12 @@ def run(args: argparse.Namespace) -> int:
                 "directories": [str(folder) for folder in folders],
                 "missing": [str(folder) for folder in missing],
                 "keyspaces": [
-                    {"keyspace": k.keyspace, "blocks": k.blocks, "bytes": k.frame_bytes}
+                    {
+                        "keyspace": k.keyspace,
+                        "blocks": k.blocks,
+                        "bytes": k.frame_bytes,
+                        "raw_bytes": k.raw_bytes,
+                    }
                     for k in usage.keyspaces
                 ],
                 "blocks": usage.blocks,
@@ -108,8 +119,8 @@ def measure(folders: Sequence[Path]) -> Usage:
     parts = [_measure_one(part) for folder in folders for part in screen.cache_folders(folder)]
     totals: dict[str, KeyspaceTotal] = {}
     for total in (k for part in parts for k in part.keyspaces):
-        so_far = totals.get(total.keyspace, KeyspaceTotal(total.keyspace, 0, 0))
-        totals[total.keyspace] = so_far.plus(total.blocks, total.frame_bytes)
+        so_far = totals.get(total.keyspace, KeyspaceTotal(total.keyspace, 0, 0, 0))
+        totals[total.keyspace] = so_far.plus(total.blocks, total.frame_bytes, total.raw_bytes)
     return Usage(
         keyspaces=tuple(sorted(totals.values(), key=lambda k: (-k.frame_bytes, k.keyspace))),
         used_bytes=sum(p.used_bytes for p in parts),
@@ -148,22 +159,24 @@ def _totals(records: list[Record]) -> tuple[KeyspaceTotal, ...]:
     totals: dict[str, KeyspaceTotal] = {}
     for record in live.values():
         name = record.keyspace.hex()
-        so_far = totals.get(name, KeyspaceTotal(name, 0, 0))
-        totals[name] = so_far.plus(1, record.end - record.offset)
+        so_far = totals.get(name, KeyspaceTotal(name, 0, 0, 0))
+        totals[name] = so_far.plus(1, record.end - record.offset, record.raw_bytes)
     return tuple(totals.values())
 
 
 def _print(usage: Usage, folders: Sequence[Path], capacity_bytes: int | None) -> None:
-    grid = screen.table("keyspace", "blocks", "bytes", right=frozenset({"blocks", "bytes"}))
+    columns = ("keyspace", "blocks", "bytes", "decoded")
+    grid = screen.table(*columns, right=frozenset(columns[1:]))
     for keyspace in usage.keyspaces:
         grid.add_row(
             keyspace.keyspace[:_SHORT_HEX],
             f"{keyspace.blocks:,}",
             screen.format_bytes(keyspace.frame_bytes),
+            screen.format_bytes(keyspace.raw_bytes),
         )
-    grid.add_row("total", f"{usage.blocks:,}", screen.format_bytes(usage.used_bytes))
+    grid.add_row("total", f"{usage.blocks:,}", screen.format_bytes(usage.used_bytes), "")
     if capacity_bytes is not None:
-        grid.add_row("cap", "", screen.format_bytes(capacity_bytes))
+        grid.add_row("cap", "", screen.format_bytes(capacity_bytes), "")
     screen.console().print(grid)
     print(f"{usage.segments} segments in {', '.join(map(str, folders))}")
     if usage.newer_segments:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvist.cli import screen
 from kvist.config import LoadedConfig
-from kvist.core.errors import NodeAwayError
+from kvist.core.errors import NodeAwayError, NodeRefusedError
 
 _START_S = 30.0
 _LOOK_S = 0.05
@@ -129,7 +129,7 @@ def _answers(socket: Path, child: subprocess.Popen[bytes]) -> bool:
 
     try:
         return bool(control.ask(socket, "status")["pid"] == child.pid)
-    except NodeAwayError:
+    except (NodeAwayError, NodeRefusedError):
         return False
 
 

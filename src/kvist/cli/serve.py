@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvist.assemble import node_place
 from kvist.cli import screen, serve_checks
 from kvist.cli.vllm_child import ServerFailed, VllmServer, phase_of, stop_signals
 from kvist.config import LoadedConfig, dram_bytes, read_machine, ssd_bytes, ssd_folder
@@ -126,6 +127,8 @@ def _serve(
 
 def _summary(model: str, loaded: LoadedConfig) -> str:
     config = loaded.config
+    if config.store.where != "embedded":
+        return f"model {model}, store of the node at {node_place(config).socket}"
     parts = [f"model {model}", f"DRAM {screen.format_bytes(dram_bytes(config))}"]
     if config.store.ssd.enabled:
         folder = str(ssd_folder(config)).replace(str(Path.home()), "~", 1)

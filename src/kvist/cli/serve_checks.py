@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvist.assemble import node_place
 from kvist.config import (
     LoadedConfig,
     as_mapping,
@@ -27,6 +28,7 @@ from kvist.config import (
 from kvist.connectors.identity import keyspace_for, weights_id
 from kvist.connectors.plan import BlockGeometry
 from kvist.core.errors import ConfigError, TierBusyError, UnsupportedError
+from kvist.node.control import listens
 from kvist.tiers.ssd.lock import DirectoryLock
 
 SUPPORTED_VLLM = "0.32"  # as `connectors.vllm.engine_facts`, which cannot be imported without torch
@@ -132,9 +134,21 @@ def check_blocks(block_tokens: int, vllm_args: Sequence[str], package: str) -> N
 def check_machine(loaded: LoadedConfig) -> None:
     """Sizes, and the SSD folder: it can be written and no live process owns it.
 
+    Where a node owns the store, that is the node's business: then one must listen, or be startable.
+
     Raises:
         ConfigError: the first thing that would go wrong.
     """
+    where = loaded.config.store.where
+    if where != "embedded" and listens(node_place(loaded.config).socket):
+        return
+    if where == "node":
+        raise ConfigError(
+            f"no node listens on {node_place(loaded.config).socket}",
+            path="$.store.where",
+            origin=loaded.origins["store.where"],
+            remedy="start one with `kvist node`, or set store.where=auto",
+        )
     problems = preflight(loaded.config, origins=loaded.origins)
     if problems:
         p = problems[0]

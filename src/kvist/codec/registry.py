@@ -29,6 +29,11 @@ class CodecRegistry:
         self.writer = writer
 
     @property
+    def takes_raw(self) -> bool:
+        """Whether a block that went through no codec may be read: not where blocks are sealed."""
+        return self.writer is None or self.writer.sealer is None
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What is read besides `raw`."""
         return tuple(self._chains)
@@ -48,7 +53,8 @@ def open_codecs(
 
     It reads whatever an earlier setting may have written, sealed with any key of the ring and, of
     `cachegen`, with this table. But where `text` is exact, lossy chains are unknown, their blocks
-    misses: who asks for exact answers gets them whatever was written before.
+    misses: who asks for exact answers gets them whatever was written before. And where `text` is
+    sealed, so are those that are not: else whoever can write to the medium need not seal.
 
     Raises:
         ConfigError: there is no such chain, it does not take the layout, keys or a package are
@@ -92,7 +98,7 @@ def _readable(
             codec = _bound(word, layout, table)
         except ConfigError:
             continue  # no block of this layout was ever written so
-        if codec is not None:
+        if codec is not None and not written.sealed:
             yield _chain(spec, codec, sealer)
         if sealer is not None:
             yield _chain(ChainSpec(word, sealed=True), codec, sealer)

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvist.adapters.opening import Limits, check_url, open_layered
-from kvist.codec.aead import Sealer
-from kvist.codec.cachegen.table import read_table
-from kvist.codec.chain import TABLED, parse_chain
-from kvist.codec.keyring import read_keyring
+from kvist.codec.setting import REMOTE, SSD, CodecSetting
 from kvist.config.schema import Config
 from kvist.config.size import format_size
 from kvist.config.store_schema import GIB, MIB
@@ -87,6 +84,18 @@ def ssd_folder(config: Config) -> Path:
     return ssd_folders(config)[0]
 
 
+def ssd_codec(config: Config) -> CodecSetting:
+    """How the SSD tier encodes blocks."""
+    ssd = config.store.ssd
+    return CodecSetting(SSD, ssd.codec, ssd.keys, ssd.table)
+
+
+def remote_codec(config: Config) -> CodecSetting:
+    """How the remote tier encodes blocks; a model has one table."""
+    remote = config.store.remote
+    return CodecSetting(REMOTE, remote.codec, remote.keys, config.store.ssd.table)
+
+
 def ssd_bytes(config: Config, free_bytes: int | None = None, *, folder: Path | None = None) -> int:
     """Capacity of one folder of the SSD tier in bytes, `auto` resolved (a whole number of MiB).
 
@@ -114,7 +123,7 @@ def preflight(
     if config.store.ssd.enabled:
         for folder in ssd_folders(config):
             found += _folder_problems(folder) or _ssd_problems(config, folder)
-        found += _codec_problems(config)
+        found += _codec_problems(ssd_codec(config))
     found += _remote_problems(config)
     return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
 
@@ -145,7 +154,7 @@ def _remote_problems(config: Config) -> list[Problem]:
         check_url(config.store.remote.url)
     except ConfigError as error:
         return [Problem("store.remote.url", error.message, error.remedy)]
-    return []
+    return _codec_problems(remote_codec(config))
 
 
 def _dram_problems(config: Config, machine: Machine) -> list[Problem]:
@@ -193,15 +202,10 @@ def _ssd_problems(config: Config, folder: Path) -> list[Problem]:
     return []
 
 
-def _codec_problems(config: Config) -> list[Problem]:
+def _codec_problems(setting: CodecSetting) -> list[Problem]:
     """What is wrong with codec and keys as far as can be told without a model."""
-    ssd = config.store.ssd
     try:
-        chain = parse_chain(ssd.codec)
-        if chain.sealed or ssd.keys:
-            Sealer(read_keyring(ssd.keys))
-        if chain.word in TABLED or ssd.table:
-            read_table(ssd.table)
+        setting.check()
     except ConfigError as error:
         return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]
     return []

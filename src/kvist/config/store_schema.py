@@ -159,7 +159,8 @@ class SsdConfig(Section, frozen=True):
             "to `cachegen-7`, `cachegen-paper-1` to `-5`: smaller still, with the model's table "
             "in `store.ssd.table`. `+aead` behind any of them "
             "(or `aead` alone) seals blocks with `store.ssd.keys`. What an earlier setting wrote "
-            "is still read; lossy blocks only while this setting is lossy.",
+            "is still read, but lossy blocks only while this setting is lossy, and while it seals, "
+            "sealed ones only.",
         ),
     ] = "raw"
     keys: Annotated[
@@ -247,6 +248,23 @@ class RemoteConfig(Section, frozen=True):
             extra=SIZE,
         ),
     ] = 256 * MIB
+    codec: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="How blocks are encoded for the remote: as `store.ssd.codec`, with "
+            "`store.remote.keys` and `store.ssd.table`. With `aead`, who can write to the remote "
+            "but has no key cannot change what models say.",
+        ),
+    ] = "raw"
+    keys: Annotated[
+        str,
+        Meta(
+            description="Where `aead` takes its keys for the remote from, as `store.ssd.keys`; "
+            "the same on every host."
+        ),
+    ] = ""
 
 
 class BreakerConfig(Section, frozen=True):

@@ -2,71 +2,23 @@
 
 Blocks form trees: a block's parent is the block before it in its sequence. A *mark* says that the
 window of tokens which ends at some token of a block has some fingerprint; several blocks may own
-marks of one fingerprint. A fingerprint is a hint where to look: what is found was compared token
-by token, from the hinted one to both sides as far as prompt and tree agree.
+marks of one fingerprint. A fingerprint is only a hint where to look: what is found is a run of
+tokens that were compared one by one, from the hinted one to both sides as far as prompt and tree
+agree.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvist.core.keys import KEY_BYTES
-
-# start and stop in the prompt, position at which it is stored, keys of the blocks that hold it
-Found = tuple[int, int, int, tuple[bytes, ...]]
+from kvist.native.span_find_twin import Block, Found, Prompt, Run, chosen
 
 SCOPE_BYTES = 16
-MOST_CHILDREN = 32  # tried where a run goes on behind a block
 _TOKEN_BYTES = 4
-
-
-class _Block:
-    __slots__ = ("children", "key", "marks", "number", "parent", "scope", "text", "tokens")
-
-    def __init__(
-        self, key: bytes, number: int, scope: bytes, tokens: npt.NDArray[np.uint32]
-    ) -> None:
-        self.key, self.number = key, number
-        self.scope = scope
-        self.tokens = array("I", tokens.tobytes())
-        self.text = tokens.tobytes()
-        self.parent: _Block | None = None
-        self.children: dict[_Block, None] = {}  # newest last
-        self.marks: list[tuple[int, int]] = []  # fingerprint, offset
-
-
-class _Prompt:
-    """A prompt, as single tokens and as bytes, to compare with what is stored."""
-
-    def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
-        self.tokens = tokens.tolist()
-        self.text = tokens.tobytes()
-
-    def agrees_back(self, at: int, block: _Block, offset: int) -> int:
-        """How many tokens agree, from prompt `at` and the block's `offset` backwards."""
-        most = min(at, offset) + 1
-        text = self.text[(at - most + 1) * _TOKEN_BYTES : (at + 1) * _TOKEN_BYTES]
-        if text == block.text[(offset - most + 1) * _TOKEN_BYTES : (offset + 1) * _TOKEN_BYTES]:
-            return most
-        count = 0
-        while self.tokens[at - count] == block.tokens[offset - count]:
-            count += 1
-        return count
-
-    def agrees_on(self, at: int, block: _Block, offset: int) -> int:
-        """How many tokens agree, from prompt `at` and the block's `offset` on."""
-        most = min(len(self.tokens) - at, len(block.tokens) - offset)
-        text = self.text[at * _TOKEN_BYTES : (at + most) * _TOKEN_BYTES]
-        if text == block.text[offset * _TOKEN_BYTES : (offset + most) * _TOKEN_BYTES]:
-            return most
-        count = 0
-        while self.tokens[at + count] == block.tokens[offset + count]:
-            count += 1
-        return count
 
 
 class SpanTable:
@@ -87,8 +39,8 @@ class SpanTable:
         self._block_tokens = block_tokens
         self._most_blocks = most_blocks
         self._owners = owners
-        self._blocks: dict[bytes, _Block] = {}  # oldest first
-        self._marks: dict[int, list[tuple[_Block, int]]] = {}  # oldest first
+        self._blocks: dict[bytes, Block] = {}  # oldest first
+        self._marks: dict[int, list[tuple[Block, int]]] = {}  # oldest first
         self.marks = 0
         self.evicted_blocks = 0
         self.crowded_marks = 0
@@ -187,7 +139,7 @@ class SpanTable:
                 before = None if block is before else before
                 block = None
             if block is None:
-                block = self._blocks[key] = _Block(key, first_block + i, scope, part)
+                block = self._blocks[key] = Block(key, first_block + i, scope, part)
                 new += 1
             if block.parent is None and last is not None and self._precedes(last, block):
                 block.parent = last
@@ -224,17 +176,17 @@ class SpanTable:
             self.evicted_blocks += 1
 
     @staticmethod
-    def _is(block: _Block, number: int, scope: bytes, tokens: npt.NDArray[np.uint32]) -> bool:
+    def _is(block: Block, number: int, scope: bytes, tokens: npt.NDArray[np.uint32]) -> bool:
         return (block.number, block.scope, block.text) == (number, scope, tokens.tobytes())
 
     @staticmethod
-    def _precedes(parent: _Block, child: _Block) -> bool:
+    def _precedes(parent: Block, child: Block) -> bool:
         return parent.scope == child.scope and parent.number + 1 == child.number
 
     def _mark(
         self,
-        blocks: list[_Block],
-        before: _Block | None,
+        blocks: list[Block],
+        before: Block | None,
         scope: bytes,
         ends: npt.NDArray[np.int64],
         fingerprints: npt.NDArray[np.uint64],
@@ -314,9 +266,9 @@ class SpanTable:
             raise ValueError("marks and fingerprints do not fit together")
         if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < len(tokens):
             raise ValueError("a mark lies outside the prompt")
-        prompt = _Prompt(tokens)
-        covered: dict[tuple[_Block, int], int] = {}  # block, its place in the prompt → done up to
-        runs: list[tuple[int, int, int, list[_Block]]] = []
+        prompt = Prompt(tokens)
+        covered: dict[tuple[Block, int], int] = {}  # block, its place in the prompt → done up to
+        runs: list[Run] = []
         compared = 0
         for end, fingerprint in zip(ends.tolist(), fingerprints.tolist(), strict=True):
             for block, offset in reversed(self._marks.get(fingerprint, ())):
@@ -324,75 +276,15 @@ class SpanTable:
                     continue
                 if compared >= budget_tokens:
                     self.curtailed_lookups += 1
-                    return self._chosen(runs, len(tokens), alternatives)
-                start, stop, source, path = self._run(prompt, end, block, offset)
+                    return chosen(runs, len(tokens), alternatives)
+                start, stop, source, path = prompt.run_around(end, block, offset)
                 compared += stop - start + len(path) * self._block_tokens + 1
                 for i, each in enumerate(path):
                     place = start - source % self._block_tokens + i * self._block_tokens
                     covered[each, place] = stop
                 if path and stop - start >= least_tokens:
                     runs.append((start, stop, source, path))
-        return self._chosen(runs, len(tokens), alternatives)
-
-    def _run(
-        self, prompt: _Prompt, end: int, block: _Block, offset: int
-    ) -> tuple[int, int, int, list[_Block]]:
-        """The whole run around a token: start, stop, place where it is stored, its blocks."""
-        back = prompt.agrees_back(end, block, offset)
-        if not back:
-            return end, end, block.number * self._block_tokens + offset, []
-        path = [block]
-        at, first, left = end - back, block, offset - back
-        while left < 0 and at >= 0 and first.parent is not None:
-            back = prompt.agrees_back(at, first.parent, self._block_tokens - 1)
-            if not back:
-                break
-            first = first.parent
-            path.append(first)
-            at, left = at - back, self._block_tokens - 1 - back
-        path.reverse()
-        start, source = at + 1, first.number * self._block_tokens + left + 1
-        stop, last, right = end + 1, block, offset + 1
-        while True:
-            count = prompt.agrees_on(stop, last, right)
-            stop, right = stop + count, right + count
-            if right < self._block_tokens or stop == len(prompt.tokens):
-                return start, stop, source, path
-            child = self._continuation(prompt, stop, last)
-            if child is None:
-                return start, stop, source, path
-            last, right = child, 0
-            path.append(child)
-
-    @staticmethod
-    def _continuation(prompt: _Prompt, at: int, block: _Block) -> _Block | None:
-        """The child that agrees longest with the prompt; None if none agrees at all."""
-        best, longest = None, 0
-        for tried, child in enumerate(reversed(block.children)):
-            if tried == MOST_CHILDREN:
-                break
-            count = prompt.agrees_on(at, child, 0)
-            if count > longest:
-                best, longest = child, count
-        return best
-
-    @staticmethod
-    def _chosen(
-        runs: list[tuple[int, int, int, list[_Block]]], tokens: int, alternatives: int
-    ) -> list[Found]:
-        """Without those that enough longer ones cover, in order of the prompt."""
-        cover = np.zeros(tokens, np.int32)
-        kept = []
-        for number in sorted(range(len(runs)), key=lambda n: (runs[n][0] - runs[n][1], n)):
-            part = cover[runs[number][0] : runs[number][1]]
-            if part.min() < alternatives:
-                part += 1
-                kept.append(number)
-        kept.sort(key=lambda n: (runs[n][0], -runs[n][1], n))
-        return [
-            (start, stop, source, tuple(block.key for block in path))
-            for start, stop, source, path in (runs[n] for n in kept)
-        ]
+        return chosen(runs, len(tokens), alternatives)
 
     @property
     def memory_bytes(self) -> int:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from kvist.core.errors import NodeAwayError, NodeRefusedError
 from kvist.node import messages as m
+from kvist.node.place import peer_uid
 from kvist.node.protocol import MOST_BYTES, Frames, ProtocolError, decode_reply, encode
 from kvist.tiers.dram import ArenaMap
 
@@ -280,8 +281,11 @@ def attach(
 def connect(path: str, deadline_s: float) -> socket.socket:
     """A connection to a node's socket, whose calls take no longer than `deadline_s`.
 
+    Whoever listens decides which bytes count as a prompt's KV: it must be this very user.
+
     Raises:
         NodeAwayError: nobody listens there.
+        NodeRefusedError: another user does.
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(deadline_s)
@@ -290,6 +294,9 @@ def connect(path: str, deadline_s: float) -> socket.socket:
     except OSError as error:
         link.close()
         raise NodeAwayError(f"no node listens on {path}: {error.strerror or error}") from error
+    if peer_uid(link) != os.geteuid():
+        link.close()
+        raise NodeRefusedError(f"another user listens on {path}", for_good=True)
     return link
 
 

@@ -30,7 +30,7 @@ from kvist.core.errors import (
     NoSpaceError,
     StoreError,
 )
-from kvist.core.events import KvEvent
+from kvist.core.events import Cleared, KvEvent
 from kvist.core.hints import Hints
 from kvist.core.keys import Key
 from kvist.core.lease import ReadLease
@@ -81,7 +81,8 @@ class NodeStore:
             wanted: the keyspace and its blocks.
             name: how the node calls this client in its log.
             answer_s: a node that takes longer to answer counts as away until it does.
-            on_event: gets the store's events, on the thread that receives.
+            on_event: gets the store's events, on the thread that receives; `Cleared` when the node
+                is gone, since what it held is.
             revive: called, on that thread, when no node has listened for a while; may raise
                 `KvistError` or `OSError`.
             clock: seconds that only grow.
@@ -308,6 +309,8 @@ class NodeStore:
                 return
             farewell = self._attachment.farewell
             _log.warning("the node is gone (%s); until it is back, nothing is loaded", farewell)
+            if self._on_event is not None:  # who keeps an index begins anew with the next arena
+                self._on_event(Cleared())
             attachment = self._find_again(may_revive=not farewell)
             if attachment is None:
                 return

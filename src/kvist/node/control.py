@@ -51,7 +51,7 @@ def listens(path: str | os.PathLike[str]) -> bool:
     """Whether a node accepts connections there."""
     try:
         connect(os.fspath(path), ASK_S).close()
-    except NodeAwayError:
+    except (NodeAwayError, NodeRefusedError):
         return False
     return True
 

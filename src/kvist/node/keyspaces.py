@@ -8,6 +8,7 @@ Opening and closing touch disks and happen off the loop's thread; engines that c
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,8 +51,8 @@ class Keyspace:
     store: TieredStore
     waiter: Waiter
     events: deque[KvEvent]
+    listeners: set[Session]
     sessions: set[Session] = field(default_factory=set)
-    listeners: set[Session] = field(default_factory=set)
 
     def session(
         self,
@@ -135,11 +136,15 @@ class Keyspaces:
         return any(keyspace.waits() for keyspace in self)
 
     def close(self, deadline_s: float) -> None:
-        """Closes every store: what is dirty goes to SSD. Leases keep what they hold."""
+        """Closes every store: what is dirty goes to SSD. Leases keep what they hold.
+
+        What is not written when `deadline_s` is over is lost.
+        """
+        until = time.monotonic() + deadline_s
         for keyspace in self:
             keyspace.waiter.stop(_JOIN_S)
             try:
-                keyspace.store.close(deadline_s)
+                keyspace.store.close(max(0.0, until - time.monotonic()))
             except (KvistError, OSError) as error:
                 _log.warning("keyspace %s: %s", _short(keyspace.attach), error)
         self._open.clear()
@@ -156,9 +161,16 @@ class Keyspaces:
                 return
             del self._open[idle.attach.fingerprint]
         self._opening[attach.fingerprint] = (attach, [then])
-        events: deque[KvEvent] = deque(maxlen=_MOST_EVENTS)
+        events: deque[KvEvent] = deque()
+
+        listeners: set[Session] = set()
 
         def heard(event: KvEvent) -> None:
+            if not listeners:
+                return
+            if len(events) >= _MOST_EVENTS:  # who keeps an index must know that it is wrong
+                events.clear()
+                event = Cleared()
             events.append(event)
             self._poke()
 
@@ -174,7 +186,7 @@ class Keyspaces:
             answer: Keyspace | str
             if isinstance(result, TieredStore):
                 _log.info("keyspace %s is open: %s", _short(attach), attach.layout)
-                answer = Keyspace(attach, result, Waiter(self._poke), events)
+                answer = Keyspace(attach, result, Waiter(self._poke), events, listeners)
                 self._open[attach.fingerprint] = answer
             else:
                 answer = f"the node cannot open a store: {result}"

@@ -6,10 +6,10 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
 
 from kvist.core.errors import ConfigError, NodeRunningError
 
@@ -18,6 +18,14 @@ _BACKLOG = 64
 _LOOK_S = 0.05
 _PID_BYTES = 32
 _RUNTIME = "XDG_RUNTIME_DIR"
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user on the other side of a Unix socket; of a listener, the one who made it listen."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
 
 
 def default_socket() -> Path:
@@ -96,7 +104,7 @@ class NodeLock:
                 break
             except BlockingIOError:
                 if clock() < until:
-                    Event().wait(_LOOK_S)  # a lock that is held offers nothing else to wait on
+                    time.sleep(_LOOK_S)
                     continue
                 pid = os.pread(self._fd, _PID_BYTES, 0).decode(errors="replace").strip()
                 os.close(self._fd)

@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ from kvist.core.errors import StoreError
 from kvist.node import messages as m
 from kvist.node.keyspaces import Attach, Keyspace, Keyspaces
 from kvist.node.peer import Peer, Stage
+from kvist.node.place import peer_uid
 from kvist.node.protocol import (
     MOST_BYTES,
     ProtocolError,
@@ -40,14 +40,6 @@ FIRST_S = 5.0  # a connection that has not said by then what it wants is closed
 _TICK_S = 0.5
 _SETTLE_S = 0.05  # how often what is waited for is looked at, should no poke come
 _RECEIVE_BYTES = 64 << 10
-_CREDENTIALS = struct.Struct("3i")
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The user on the other side of a Unix socket."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid
 
 
 class NodeServer:
@@ -90,6 +82,11 @@ class NodeServer:
         self._stop = reason
         self._poked = False
         self.poke()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._stop is not None
 
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""

@@ -65,9 +65,8 @@ def made_up_table(shape: TableShape) -> ProfileTable:
     matters = np.random.default_rng(7).exponential(
         size=(shape.layers, shape.kinds, shape.kv_heads, shape.head_dim)
     )
-    values = 512 * shape.rows
     return build_table(
         [Sample(kv)],
-        Sensitivity(matters * 1e-3 / values, answer_tokens=128),
+        Sensitivity(matters * 0.01 / shape.rows, answer_tokens=128),
         inv_freq=inverse_frequencies(shape.head_dim),
     )

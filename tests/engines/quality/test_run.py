@@ -135,7 +135,8 @@ def test_answer_from_changed_kv_is_that_of_decoding_freely(subject: Subject, tex
     line = FirstLine(subject.model, subject.tokenizer)
     asker = Asker(subject.model, subject.tokenizer, subject.layout, answer_tokens=12)
     asked = asker.ask(texts.questions[0], asker.prompt(texts.questions[0]))
-    assert asked is not None
+    with pytest.raises(ValueError, match="32 tokens are no block and a token"):
+        asker.ask(texts.questions[0], range(32))
     freely = []
     for codec in (RawCodec(), CastCodec(), Forgetting()):
         blocks = through(codec, asked.blocks).blocks

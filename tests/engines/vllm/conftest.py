@@ -56,3 +56,28 @@ def reference(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
             with VllmEngine(smollm2_folder, log, enable_prefix_caching=False) as engine:
                 make_reference(engine).save(saved)
     return Reference.load(saved)
+
+
+@pytest.fixture
+def small_llama(tmp_path: Path) -> Path:
+    """A random Llama with four KV heads, which two ranks can share (SmolLM2 has three)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype="float32",
+    )
+    folder = tmp_path / "llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from node_process import PAGE_BYTES, NodeProcess, eventually
-from vllm_engine import EDGES, FEW, MEDIUM, TREE, Reference, VllmEngine, kvist
+from vllm_engine import (
+    EDGES,
+    FEW,
+    MEDIUM,
+    TREE,
+    EngineError,
+    Reference,
+    VllmEngine,
+    kvist,
+    random_tokens,
+)
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -119,3 +129,44 @@ def test_killed_engine_leaves_the_node_sound_and_its_blocks_to_others(
     settled(shared_node)
     assert second.generate(MEDIUM, salt="kill").tokens == reference.of(MEDIUM)
     settled(shared_node)
+
+
+def test_ranks_in_processes_of_their_own_follow_the_node(
+    start_engine: Any, small_llama: Path, tmp_path: Path
+) -> None:
+    """One engine with one rank, one with two: workers map the node's arena, and the next one's."""
+    prompts = [random_tokens(200 + i, n, 1000) for i, n in enumerate((100, 300, 64))]
+    blocks = sum(len(p) // BLOCK * BLOCK for p in prompts)
+    tmp_path.chmod(0o700)
+    with NodeProcess(tmp_path / "n.sock", slots=DRAM_BYTES // PAGE_BYTES) as node:
+        one = start_engine(model=small_llama, kv_transfer_config=on(node), cores="0")
+        cold = one.generate(prompts, max_tokens=12, salt="reference").tokens
+        assert one.generate(prompts, max_tokens=12).tokens == cold
+        settled(node)
+        try:
+            two = start_engine(
+                model=small_llama,
+                kv_transfer_config=on(node),
+                cores="0|1",
+                tensor_parallel_size=2,
+            )
+        except EngineError as e:
+            if "kvist" in str(e).lower().split("traceback")[-1]:
+                raise
+            pytest.skip(f"vLLM does not start two ranks here: {str(e).strip().splitlines()[-1]}")
+        assert two.generate(prompts, max_tokens=12).tokens == cold
+        assert two.loaded_tokens("dram") == blocks
+        settled(node)
+        node.kill()
+        node.start_again()
+        eventually(lambda: node.status()["clients"] == 2, BACK_S)
+        two.reset()
+        assert two.generate(prompts, max_tokens=12).tokens == cold  # computed, and saved anew
+        settled(node)
+        before = one.loaded_tokens("dram")
+        one.reset()
+        assert one.generate(prompts, max_tokens=12).tokens == cold
+        assert one.loaded_tokens("dram") - before == blocks
+        two.kill()
+        eventually(lambda: node.status()["lingering"] == 0, BACK_S)
+        settled(node)

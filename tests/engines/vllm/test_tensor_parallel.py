@@ -15,31 +15,6 @@ PROMPTS = [random_tokens(200 + i, n, 1000) for i, n in enumerate((100, 300, 64))
 OTHERS = [random_tokens(300 + i, n, 1000) for i, n in enumerate((150, 96))]
 
 
-@pytest.fixture
-def small_llama(tmp_path: Path) -> Path:
-    """A random Llama with four KV heads, which two ranks can share (SmolLM2 has three)."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
-    folder = tmp_path / "llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 def test_two_ranks_read_what_one_wrote_and_each_other(
     start_engine: Any, small_llama: Path, tmp_path: Path
 ) -> None:

@@ -12,9 +12,11 @@ from kvist.bench.codec.__main__ import CodecResult, main, show
 from kvist.bench.codec.measure import COPY, Rate, measure
 from kvist.bench.codec.real_kv import default_text
 from kvist.bench.machine import describe_machine
-from kvist.codec.chain import CODECS
+from kvist.codec.cachegen.table import TableShape
+from kvist.codec.chain import CODECS, TABLED
 from kvist.core.layout import BlockLayout
 from kvist.testing.codec_suite import suite_values
+from kvist.testing.made_up_kv import made_up_block, made_up_table
 
 LAYOUT = BlockLayout(2, 2, 32, 64, "bfloat16")
 BLOCKS = [suite_values(LAYOUT, "channels", seed) for seed in range(3)]
@@ -42,6 +44,14 @@ def test_every_codec_is_measured_beside_a_copy() -> None:
     for row in found.values():
         for rate in (row.encode, row.decode):
             assert 0 < rate.least_mb_s <= rate.median_mb_s <= rate.most_mb_s
+
+
+def test_cachegen_is_measured_where_there_is_a_table() -> None:
+    table = made_up_table(TableShape.of(LAYOUT))
+    blocks = [made_up_block(LAYOUT, seed=seed) for seed in range(2)]
+    found = {row.name: row for row in measure(LAYOUT, blocks, rounds=1, table=table)}
+    assert set(TABLED) <= set(found)
+    assert not found["cachegen-1"].exact
 
 
 def test_a_rate_leaves_the_first_round_out() -> None:

@@ -55,9 +55,20 @@ def test_an_exact_setting_does_not_know_lossy_chains(text: str) -> None:
     """Blocks that int4 left in the folder must not reach one who asked for exact answers."""
     pytest.importorskip("cryptography")
     codecs = open_codecs(text, LAYOUT, RING)
-    assert set(codecs.names) == {"lossless", "aead", "lossless+aead"}
+    assert {"aead", "lossless+aead"} <= set(codecs.names) <= {"lossless", "aead", "lossless+aead"}
     for name in codecs.names:
         assert there_and_back(codecs, name) == BLOCK
+
+
+@pytest.mark.parametrize("text", ["aead", "lossless+aead", "int4+aead"])
+def test_a_sealed_setting_reads_what_is_sealed_only(text: str) -> None:
+    """Else whoever can write to the disk writes a raw block and needs no key."""
+    pytest.importorskip("cryptography")
+    codecs = open_codecs(text, LAYOUT, RING)
+    assert not codecs.takes_raw
+    assert all(name.endswith("aead") for name in codecs.names)
+    assert open_codecs("lossless", LAYOUT, RING).takes_raw
+    assert CodecRegistry().takes_raw
 
 
 def test_without_keys_sealed_chains_are_unknown() -> None:
@@ -88,6 +99,20 @@ def test_a_raw_payload_of_another_size_is_refused() -> None:
     stored = chain.encode(memoryview(b"four"), key=KEY)
     with pytest.raises(FormatError, match="4 bytes, not 5"):
         chain.decode(memoryview(stored), memoryview(bytearray(5)), key=KEY)
+
+
+@pytest.mark.parametrize("name", ["aead", "lossless+aead"])
+def test_a_sealed_block_opens_under_its_own_key_and_chain_only(name: str) -> None:
+    pytest.importorskip("cryptography")
+    codecs = open_codecs(name, LAYOUT, RING)
+    stored = memoryview(codecs.writer.encode(memoryview(BLOCK), key=KEY))
+    out = memoryview(bytearray(len(BLOCK)))
+    for other, key in ((name, digest(b"another block")), ("aead", KEY), ("lossless+aead", KEY)):
+        if (other, key) != (name, KEY):
+            with pytest.raises(FormatError, match="does not open"):
+                codecs.find(other).decode(stored, out, key=key)
+    codecs.writer.decode(stored, out, key=KEY)
+    assert out == BLOCK
 
 
 def test_too_large_a_block_is_not_sealed() -> None:

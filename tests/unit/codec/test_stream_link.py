@@ -6,16 +6,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
 from kvist.codec.stream_link import MAX_LEVELS, End, Received, Receiver, read_offer, serve
 from kvist.codec.streaming import Bandwidth, Why
 from kvist.core.errors import FormatError
-from kvist.native import checksum
+from kvist.testing.virtual_link import VirtualLink
 
 LIMIT_S = 30.0
 SIZES = (64_000, 16_000, 4_000)
@@ -30,54 +29,6 @@ class Source:
 
     def payload(self, chunk: int, level: int) -> bytes:
         return bytes([chunk, level]) * (SIZES[level] // 2)
-
-
-@dataclass
-class VirtualLink:
-    """A link of a bandwidth on a clock of its own; the other side answers at once."""
-
-    source: Source
-    bandwidth: Callable[[float], float]
-    latency_s: float = 0.01
-    now_s: float = 0.0
-    cut_after_bytes: int = 1 << 60
-    damage: int | None = None
-    _ready: bytearray = field(default_factory=bytearray)
-    _sent: int = 0
-
-    def __post_init__(self) -> None:
-        parts = [struct.pack("<4sHHI", b"KVST", 1, self.source.levels, len(self.source.tokens))]
-        for chunk, count in enumerate(self.source.tokens):
-            parts.append(struct.pack("<I", count))
-            for level in range(self.source.levels):
-                data = self.source.payload(chunk, level)
-                parts.append(struct.pack("<IQ", len(data), checksum(data)))
-        self._ready += b"".join(parts)
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def send(self, data: bytes) -> None:
-        chunk, level = struct.unpack("<II", data)
-        if chunk != 0xFFFFFFFF:
-            self.now_s += self.latency_s
-            payload = bytearray(self.source.payload(chunk, level))
-            if self.damage == chunk:
-                payload[7] ^= 1
-            self._ready += payload
-
-    def receive(self, size_bytes: int, timeout_s: float) -> bytes:
-        part = bytes(self._ready[: min(size_bytes, 500)])
-        if self._sent + len(part) > self.cut_after_bytes:
-            return b""
-        took_s = len(part) / self.bandwidth(self.now_s)
-        if took_s > timeout_s:
-            self.now_s += timeout_s
-            raise TimeoutError
-        self.now_s += took_s
-        self._sent += len(part)
-        del self._ready[: len(part)]
-        return part
 
 
 def received(link: VirtualLink, deadline_s: float, **kwargs: object) -> tuple[Received, list[int]]:
@@ -182,7 +133,7 @@ def test_an_offer_beyond_the_limits_is_refused() -> None:
         struct.pack("<4sHHI", b"KVST", 1, 3, 1 << 30),
     ):
         bad = VirtualLink(Source(), lambda _now: 1e9)
-        bad._ready[:] = head
+        bad.ready[:] = head
         with pytest.raises(FormatError):
             read_offer(bad, lambda: 1.0)
 

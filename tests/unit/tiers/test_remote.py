@@ -86,7 +86,7 @@ def test_blocks_that_others_stored_before_are_known_after_the_first_listing() ->
 def test_one_lookup_of_a_prompt_finds_what_others_stored_since() -> None:
     medium = MemoryMedium()
     watched = Watched(medium)
-    tier = open_tier(watched, limits=LearnLimits(probe_s=1.0))
+    tier = open_tier(watched, limits=LearnLimits(probe_s=WAIT_S))
     assert tier.wait_listed(WAIT_S)
     stored(medium, range(300))
     keys = [suite_key(i) for i in range(400)]
@@ -170,7 +170,7 @@ def test_blocks_of_another_keyspace_are_neither_seen_nor_deleted() -> None:
     medium = MemoryMedium()
     other = open_tier(MemoryAdapter(medium), keyspace=bytes(32))
     other.put([suite_payload(i) for i in range(5)])
-    tier = open_tier(MemoryAdapter(medium), limits=LearnLimits(probe_s=1.0))
+    tier = open_tier(MemoryAdapter(medium), limits=LearnLimits(probe_s=WAIT_S))
     assert tier.wait_listed(WAIT_S)
     assert tier.contains_run([suite_key(i) for i in range(5)]) == 0
     assert read_block(tier, 1) is None
@@ -186,7 +186,7 @@ def test_while_the_medium_rests_nothing_is_present_and_nothing_is_asked() -> Non
     medium = MemoryMedium()
     chaos = ChaosLayer(MemoryAdapter(medium), seed=1, chances={})
     breaker = BreakerLayer(chaos, failures=2, open_s=1000.0)
-    tier = open_tier(breaker, limits=LearnLimits(probe_s=1.0), available=breaker.passes)
+    tier = open_tier(breaker, limits=LearnLimits(probe_s=WAIT_S), available=breaker.passes)
     tier.put([suite_payload(1)])
     assert tier.contains(suite_key(1))
     chaos._chances[Blow.ERROR] = 1.0
@@ -249,7 +249,7 @@ def test_evictions_that_a_put_causes_are_told() -> None:
 def test_more_blocks_than_the_index_may_know_are_found_by_probes() -> None:
     medium = MemoryMedium()
     stored(medium, range(50))
-    tier = open_tier(MemoryAdapter(medium), limits=LearnLimits(most_blocks=20, probe_s=1.0))
+    tier = open_tier(MemoryAdapter(medium), limits=LearnLimits(most_blocks=20, probe_s=WAIT_S))
     assert tier.wait_listed(WAIT_S)
     assert tier.stats().known_blocks <= 20
     keys = [suite_key(i) for i in range(15)]
@@ -269,14 +269,14 @@ def test_wrong_fingerprint_or_no_connection_is_refused() -> None:
 def test_answer_that_is_older_than_what_was_learned_since_changes_nothing() -> None:
     knowledge = Knowledge(most_blocks=10, absent_s=100.0, clock=lambda: 0.0)
     mark = knowledge.mark()  # a probe is asked, and answered "absent"
-    knowledge.add([b"a"])  # meanwhile this host stored it
+    knowledge.add({b"a": 0})  # meanwhile this host stored it
     knowledge.drop([b"a"], since=mark)
     assert knowledge.is_present(b"a")
     mark = knowledge.mark()  # a listing page names b
     knowledge.drop([b"b"])  # meanwhile b was removed
-    knowledge.add([b"b"], since=mark)
+    knowledge.add({b"b": 0}, since=mark)
     assert not knowledge.is_present(b"b")
     mark = knowledge.mark()
-    knowledge.add([b"c"])  # stored while a listing was under way that does not name it
+    knowledge.add({b"c": 0})  # stored while a listing was under way that does not name it
     assert knowledge.end_listing(mark) == 1  # a
     assert knowledge.is_present(b"c")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvist.adapters.layers import Blow, ChaosLayer, RetryLayer
 from kvist.adapters.memory import MemoryAdapter, MemoryMedium
 from kvist.adapters.protocol import Fetched, NewObject, StorageAdapter, Wanted
+from kvist.codec.chain import Chain
 from kvist.codec.frame import PAGE_BYTES, FrameHeader, FrameKind
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import FormatError, TierError
@@ -157,8 +158,10 @@ def test_frame_of_a_newer_kvist_is_a_miss_and_stays() -> None:
 class Doubling:
     """A codec that stores every byte of the first half; the second is its complement."""
 
-    def encode(self, block: bytes) -> bytes:
-        return block[: len(block) // 2]
+    name = "half"
+
+    def encode(self, block: memoryview) -> bytes:
+        return bytes(block[: len(block) // 2])
 
     def decode(self, stored: memoryview, out: memoryview) -> None:
         if 2 * len(stored) != len(out):
@@ -178,7 +181,8 @@ def test_encoded_blocks_are_decoded_on_arrival(size_bytes: int) -> None:
     """100 bytes: the encoded block's object is as large as the raw one's would be."""
     medium = MemoryMedium()
     block, payload = doubled(size_bytes)
-    tier = open_tier(MemoryAdapter(medium), codecs=CodecRegistry({"half": Doubling()}))
+    codecs = CodecRegistry([Chain("half", Doubling())])
+    tier = open_tier(MemoryAdapter(medium), codecs=codecs)
     tier.put([payload])
     out = bytearray(size_bytes)
     assert tier.read_into(suite_key(5), memoryview(out)) is Outcome.HIT
@@ -191,6 +195,55 @@ def test_encoded_blocks_are_decoded_on_arrival(size_bytes: int) -> None:
     tier.close()
     stranger.close()
     assert medium.objects
+
+
+class CountsReads(MemoryAdapter):
+    """Counts objects that were asked for with buffers."""
+
+    reads = 0
+
+    def get(self, wanted: Sequence[Wanted]) -> list[Fetched]:
+        self.reads += sum(bool(w.into) for w in wanted)
+        return super().get(wanted)
+
+
+def test_object_whose_size_is_known_is_fetched_once() -> None:
+    medium = MemoryMedium()
+    codecs = CodecRegistry([Chain("half", Doubling())])
+    block, payload = doubled(4 * BLOCK_BYTES)
+    writer = open_tier(MemoryAdapter(medium), codecs=codecs)
+    writer.put([payload])
+    writer.close()
+    adapter = CountsReads(medium)
+    tier = open_tier(adapter, codecs=codecs)
+    assert tier.wait_listed(WAIT_S)
+    out = bytearray(4 * BLOCK_BYTES)
+    for n in (1, 2):
+        assert tier.read_into(suite_key(5), memoryview(out)) is Outcome.HIT
+        assert bytes(out) == block
+        assert adapter.reads == n
+    tier.close()
+
+
+def test_belief_in_a_wrong_size_costs_one_call_more_and_no_block() -> None:
+    """Another host has written the block anew, encoded otherwise."""
+    medium = MemoryMedium()
+    codecs = CodecRegistry([Chain("half", Doubling())])
+    block, payload = doubled(4 * BLOCK_BYTES)
+    raw = Payload(payload.key, None, memoryview(block))
+    adapter = CountsReads(medium)
+    tier = open_tier(adapter, codecs=codecs)
+    out = bytearray(4 * BLOCK_BYTES)
+    for new in (raw, payload, raw):
+        medium.objects.clear()
+        writer = open_tier(MemoryAdapter(medium), codecs=codecs)
+        writer.put([new])
+        writer.close()
+        assert tier.read_into(suite_key(5), memoryview(out)) is Outcome.HIT
+        assert bytes(out) == block
+    assert adapter.reads == 5
+    assert tier.stats().misses_by_cause == {}
+    tier.close()
 
 
 @given(

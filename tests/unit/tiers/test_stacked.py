@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class Bench:
         self.remote = RemoteTier(
             self.breaker,
             keyspace=KEYSPACE,
-            limits=LearnLimits(probe_s=1.0),
+            limits=LearnLimits(probe_s=WAIT_S),
             available=self.breaker.passes,
         )
         self.tier = StackedTier(
@@ -256,6 +257,29 @@ def test_removal_that_the_remote_did_not_take_is_made_up_for(bench: Bench) -> No
     bench.now += 1e9
     assert bench.tier.wait_sent(WAIT_S)
     assert bench.medium.objects == {}
+
+
+def test_block_that_is_put_again_is_not_removed_by_an_owed_removal(bench: Bench) -> None:
+    """Removals fail for a while, and stores do not."""
+    failing = threading.Event()
+    delete = bench.adapter.delete
+
+    def refuse(names: Sequence[str]) -> None:
+        if failing.is_set():
+            raise TierError(errno.EIO, "not now")
+        delete(names)
+
+    bench.adapter.delete = refuse  # type: ignore[method-assign]
+    bench.breaker._failures = deque(maxlen=10_000)
+    bench.tier.put([suite_payload(1)])
+    assert bench.tier.wait_sent(WAIT_S)
+    failing.set()
+    bench.tier.remove([suite_key(1), suite_key(2)])
+    bench.tier.put([suite_payload(1)])
+    until(lambda: bench.tier.stats().sent == 2)
+    failing.clear()
+    assert bench.tier.wait_sent(WAIT_S)
+    assert read_block(bench.remote, 1) == suite_block(1)
 
 
 def test_clear_empties_both(bench: Bench) -> None:

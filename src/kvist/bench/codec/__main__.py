@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kvist.bench.codec.measure import Measured, measure
 from kvist.bench.codec.real_kv import collect, default_text
+from kvist.bench.codec.tables import demo_table
 from kvist.bench.machine import describe_machine
 from kvist.bench.samples import Machine
 from kvist.core.errors import ConfigError
@@ -46,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = describe_machine()
     try:
         text = args.texts.read_text(errors="replace") if args.texts else default_text()
+        # What is measured is the text's beginning; the table is made from its second half.
         layout, blocks = collect(text, blocks=args.blocks, block_tokens=args.block_tokens)
+        table = demo_table(text[len(text) // 2 :])
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         block_bytes=layout.block_bytes,
         blocks=len(blocks),
         rounds=args.rounds,
-        codecs=measure(layout, blocks, rounds=args.rounds),
+        codecs=measure(layout, blocks, rounds=args.rounds, table=table),
     )
     show(result, Console())
     if args.json:
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(result: CodecResult, console: Console) -> None:
     """Prints the table."""
     grid = Table(title=f"{result.blocks} blocks of {result.block_bytes:,} bytes, {result.model}")
-    grid.add_column("codec")
+    grid.add_column("codec", no_wrap=True)
     grid.add_column("every bit")
     for name in ("raw ÷ stored", "encode MB/s", "decode MB/s", "decode ÷ memcpy"):
         grid.add_column(name, justify="right")

@@ -3,7 +3,7 @@
 On the demo model: contexts of 512 tokens are read, their KV (as bfloat16) goes through each codec,
 and the model goes on over 128 tokens more, once from the KV as it was and once from what came back.
 KL is that of the next-token distributions, in nats, averaged over tokens. The table is profiled on
-the first half of the text and the contexts come from the second.
+the first half of the text and the contexts come from the second, or the table on another text.
 """
 
 from __future__ import annotations
@@ -75,12 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "kvist.bench.codec.cachegen_peers", description=__doc__, epilog=_EXAMPLE
     )
     parser.add_argument("--texts", type=Path, metavar="FILE", help="plain text to read")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="profile on this text, not on the first half"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument("--contexts", type=int, default=8, help="contexts (8)")
     args = parser.parse_args(argv)
     try:
         text = args.texts.read_text(errors="replace") if args.texts else default_text()
-        result = run(text, contexts=args.contexts, say=lambda t: print(t, file=sys.stderr))
+        half = len(text) // 2
+        known = args.profile.read_text(errors="replace") if args.profile else text[:half]
+        result = run(known, text[half:], contexts=args.contexts, say=_say)
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -90,16 +95,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(text: str, *, contexts: int, say: Callable[[str], None]) -> PeersResult:
-    """Measures every codec over the second half of `text`.
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def run(profiled: str, text: str, *, contexts: int, say: Callable[[str], None]) -> PeersResult:
+    """Measures every codec over `text`, with the table of a model that read `profiled`.
 
     Raises:
         ConfigError: an extra is missing, or the text is too short.
     """
-    half = len(text) // 2
     say("profiling the model, once for a text")
-    table = demo_table(text[:half])
-    judge = Judge(text[half:], contexts)
+    table = demo_table(profiled)
+    judge = Judge(text, contexts)
     peers: list[tuple[str, Through]] = [
         ("LMCache's CacheGen", _lmcache(CHUNK_TOKENS)),
         ("LMCache's, chunks of 512", _lmcache(CONTEXT_TOKENS)),

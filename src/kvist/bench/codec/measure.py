@@ -9,7 +9,8 @@ from functools import partial
 
 import msgspec
 
-from kvist.codec.chain import CODECS, Chain
+from kvist.codec.cachegen.table import ProfileTable
+from kvist.codec.chain import CODECS, TABLED, Chain
 from kvist.codec.keyring import Keyring
 from kvist.codec.registry import open_codecs
 from kvist.core.errors import ConfigError
@@ -47,12 +48,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     decode: Rate
 
 
-def chains_for(layout: BlockLayout) -> list[Chain]:
-    """Every chain that takes `layout` here; sealed ones where the package for it is there."""
+def chains_for(layout: BlockLayout, table: ProfileTable | None = None) -> list[Chain]:
+    """Every chain that takes `layout` here; sealed ones where the package for it is there, those
+    of `cachegen` where the model's table is.
+    """
     found: list[Chain] = []
-    for text in (*CODECS, "aead", "lossless+aead", "int8+aead"):
+    for text in (*CODECS, *TABLED, "aead", "lossless+aead", "int8+aead"):
         try:
-            writer = open_codecs(text, layout, _KEYRING if "aead" in text else None).writer
+            writer = open_codecs(text, layout, _KEYRING if "aead" in text else None, table).writer
         except ConfigError:
             continue
         if writer is not None:
@@ -60,13 +63,19 @@ def chains_for(layout: BlockLayout) -> list[Chain]:
     return found
 
 
-def measure(layout: BlockLayout, blocks: Sequence[bytes], *, rounds: int) -> list[Measured]:
+def measure(
+    layout: BlockLayout,
+    blocks: Sequence[bytes],
+    *,
+    rounds: int,
+    table: ProfileTable | None = None,
+) -> list[Measured]:
     """Sizes and rates of `memcpy` and every chain over `blocks`, each of `layout`.
 
     In a round each does all blocks once; the first round is not kept.
     """
     out = memoryview(bytearray(layout.block_bytes))
-    chains = chains_for(layout)
+    chains = chains_for(layout, table)
     stored = {c.name: [_encode(c, block) for block in blocks] for c in chains}
     names = [COPY, *(c.name for c in chains)]
     encode_s: dict[str, list[float]] = {name: [] for name in names}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvist.bench.codec.real_kv import default_text
 from kvist.bench.smollm2 import cache_folder, ensure_smollm2
+from kvist.codec.cachegen import profile
+from kvist.codec.cachegen import table as table_format
 from kvist.codec.cachegen.table import ProfileTable
 from kvist.core.errors import ConfigError, FormatError, UnsupportedError
 from kvist.native import digest
@@ -73,17 +76,17 @@ def load_model(folder: Path, dtype: str = "auto") -> tuple[Any, Any]:
 
 
 def demo_table(text: str, progress: Progress | None = None) -> ProfileTable:
-    """The demo model's table after it read `text`; kept beside the model.
+    """The demo model's table after it read `text`; kept beside the model until profiling changes.
 
     Raises:
         ConfigError: the `demo` extra is missing, or the text is too short.
     """
-    name = digest(f"{text}\0{_CONTEXTS}".encode()).hex()[:16]
+    made_by = Path(profile.__file__).read_bytes() + Path(table_format.__file__).read_bytes()
+    name = digest(made_by + f"{text}\0{_CONTEXTS}".encode()).hex()[:16]
     path = cache_folder() / f"smollm2-135m-{name}.kvcg"
-    try:
-        return ProfileTable.parse(path.read_bytes())
-    except (OSError, FormatError):
-        pass  # not there, or of another version: made anew
+    if path.is_file():
+        with suppress(OSError, FormatError):  # gone meanwhile, or damaged: made anew
+            return ProfileTable.parse(path.read_bytes())
     table = profile_folder(ensure_smollm2("float32"), text, contexts=_CONTEXTS, progress=progress)
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(table.file_bytes)

@@ -90,11 +90,15 @@ class Asker:
         passages = "".join(map(passage_text, question.passages))
         return list(self._tokenizer.encode(EXAMPLES + passages + question_text(question)))
 
-    def ask(self, question: Question, prompt: Sequence[int]) -> Asked | None:
-        """Computes the prompt's KV and the answer from it; `None` if it fills no block."""
+    def ask(self, question: Question, prompt: Sequence[int]) -> Asked:
+        """Computes the KV of a prompt's whole blocks and the answer from it.
+
+        Raises:
+            ValueError: it has no whole block and a token after it.
+        """
         held = (len(prompt) - 1) // self._layout.block_tokens * self._layout.block_tokens
         if not held:
-            return None
+            raise ValueError(f"{len(prompt)} tokens are no block and a token")
         blocks = compute_blocks(self._model, prompt[:held], self._layout)
         tail = tuple(prompt[held:])
         cache = cache_of(self._model, blocks, self._layout)

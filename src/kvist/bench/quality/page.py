@@ -13,9 +13,10 @@ _NOTE = "<!-- Written by `kvist quality --page` from the file that is named belo
 _METHOD = """
 # Quality
 
-What codecs do to a model's answers, measured on the model. `kvist quality` computes the KV of a
-text, rounds it to bfloat16 as an engine keeps it, cuts it into canonical blocks, puts every block
-through a codec's encode and decode, and has the model, in float32, go on from the result:
+What [codecs](codecs.md), [CacheGen](cachegen.md) among them, and [blended KV](blend.md) do to a
+model's answers, measured on the model. `kvist quality` computes the KV of a text, rounds it to
+bfloat16 as an engine keeps it, cuts it into canonical blocks, puts every block through a codec's
+encode and decode, and has the model, in float32, go on from the result:
 
 * over the text that truly follows: **KL** (raw KV ‖ decoded KV) of the next token's distribution,
   as mean and 95th percentile over all positions, in nats; **perplexity**; **same top**, the share
@@ -32,8 +33,8 @@ without a scale, as engines do for an `fp8` cache, and shows what the others are
 question. A way is the share of the passages' tokens that is computed again: 0 is naive
 concatenation; `prefix-only` reuses the examples alone and says what a `full` prefill says.
 KL(full ‖ blended) is over the tokens of the question; **KL at answer** is at the last of them;
-**removed** is the share of naive concatenation's KL that is gone. `python -m kvist.bench.blend`
-measures a curve over more prompts.
+**removed** is the share of naive concatenation's KL that is gone. [blend.md](blend.md) has a curve
+over more prompts.
 """
 
 _REPEAT = """
@@ -68,7 +69,8 @@ def page(result: Result, source: str) -> str:
         f"Run on {result.started}, {result.took_s / 60:.0f} minutes, commit `{machine.commit}`; "
         f"the rows are in `{source}`. {machine.cores} cores of {machine.cpu}, "
         f"{machine.memory_bytes / 2**30:.0f} GiB, Linux {machine.kernel}, "
-        f"Python {machine.python}, {versions}."
+        f"Python {machine.python}, {versions}. Load average {machine.load_before} before, "
+        f"{machine.load_after} after."
     )
     parts = [_NOTE, _METHOD.strip(), "", "# Measured", "", where, ""]
     parts += [f"* {note}" for note in notes(result)]

@@ -111,6 +111,11 @@ def notes(result: Result) -> list[str]:
     ]
     if result.copy_mb_s is not None:
         out.append(f"memcpy of the same blocks: {result.copy_mb_s:,.0f} MB/s of one core.")
+    judged = max((row.questions for row in result.blend), default=0)
+    if judged:
+        out.append(f"F1 and exact match of blend are of {judged} answers.")
+    if result.table:
+        out.append(f"The table of `cachegen` is {result.table[:16]}….")
     if result.implementation != "native":
         out.append("The native code was off: speeds are those of its Python twins.")
     if not result.complete:

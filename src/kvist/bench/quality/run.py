@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from kvist.bench.quality.answers import exact_match, f1
-from kvist.bench.quality.asking import MAX_PROMPT_TOKENS, Asker
+from kvist.bench.quality.asking import MAX_PROMPT_TOKENS, Asked, Asker
 from kvist.bench.quality.codecs import through
 from kvist.bench.quality.divergence import Context, diverge, prepare
 from kvist.bench.quality.forward import kv_layout
@@ -133,17 +133,12 @@ class CodecRun:
             self._log.add(_measured(codec, number, context))
 
     def _question(self, number: int, question: Question, prompt: Sequence[int]) -> None:
-        missing = []
+        asked: Asked | None = None
         for codec in self._codecs:
-            if self._log.has(AnswerSample, codec.name, number):
-                self._screen.step(f"{codec.name}, question {number + 1} of {len(self._prompts)}")
-            else:
-                missing.append(codec)
-        asked = self._asker.ask(question, prompt) if missing else None
-        for codec in missing:
             self._screen.step(f"{codec.name}, question {number + 1} of {len(self._prompts)}")
-            if asked is None:
+            if self._log.has(AnswerSample, codec.name, number):
                 continue
+            asked = asked or self._asker.ask(question, prompt)
             try:
                 blocks = through(codec, asked.blocks).blocks
             except KvistError:  # its row says so already, of the contexts

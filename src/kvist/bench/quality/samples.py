@@ -153,7 +153,8 @@ class BlendRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A run. `copy_mb_s` is memcpy of the same blocks in the same run, MB/s of one core.
 
-    `implementation` is `native`, or `python` where the twins were measured in its place.
+    `implementation` is `native`, or `python` where the twins were measured in its place. `table` is
+    the id of the table that `cachegen` was given.
     """
 
     started: str
@@ -163,6 +164,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     took_s: float = 0.0
     complete: bool = False
     implementation: str = "native"
+    table: str = ""
     copy_mb_s: float | None = None
     codecs: list[CodecRow] = []
     blend: list[BlendRow] = []
@@ -187,7 +189,7 @@ class SampleLog:
             for line in _read_lines(path, settings):
                 if isinstance(line, TableMark):
                     self._table = line.table
-                else:
+                elif not getattr(line, "fault", ""):  # a fault may have been mended since
                     self._known[_name(line)] = line
         else:
             _append(path, Head(settings))

@@ -77,6 +77,7 @@ def measure(
         machine=describe_machine(),
         settings=settings,
         implementation=IMPLEMENTATION,
+        table=table,
     )
     began_s = time.monotonic()
     try:

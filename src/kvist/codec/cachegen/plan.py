@@ -12,7 +12,6 @@ from kvist.core.layout import BlockLayout
 from kvist.native import CachegenPlan, RowCoder
 from kvist.native.cachegen_twin import MAX_SHIFT
 
-STRANGE = 2.0  # mean square of a token's parts, in units of their spread, from which it is a sink
 _QUARTERS = 4
 
 
@@ -77,7 +76,7 @@ def tuned_plan(table: ProfileTable, level: Level, layout: BlockLayout) -> Cacheg
         inverse_spread=np.exp2(-rows / _QUARTERS).astype("<f4").tobytes(),
         turned=((kind == 0) & (len(table.inv_freq) > 0)).astype(np.uint8).tobytes(),
         pairs=len(table.inv_freq),
-        limit=STRANGE,
+        limit=table.strange,
     )
 
 

@@ -60,7 +60,11 @@ class Turning:
         theta = self._inv_freq[self._pair]
         back = np.exp(-1j * theta[:, None] * np.arange(self._tokens))
         with np.errstate(all="ignore"):
-            found = np.nan_to_num(((a + 1j * b) * back).mean(1), posinf=0, neginf=0)
+            # One token unlike all others must not outweigh them.
+            length = np.hypot(a, b)
+            most = 2 * np.median(length, axis=1, keepdims=True)
+            level = np.minimum(1, np.nan_to_num(most / length, nan=0, posinf=1))
+            found = np.nan_to_num(((a + 1j * b) * back * level).mean(1), posinf=0, neginf=0)
             if self._phasors is None:
                 self._phasors = np.exp(1j * self._starts[:, None] * theta).astype(np.complex64)
             score = (self._phasors @ (self._middle * np.conj(found)).astype(np.complex64)).real

@@ -40,6 +40,7 @@ NOMINAL_TOKENS = 512  # the context for which a level's nominal KL is meant
 _SKIPPED = 4  # first tokens of a context: sinks, which are coded apart
 _POOLED_ROWS = 4096  # of each shape, for the distributions
 _POOLED_VALUES = 256  # of each row
+_STRANGE = 1.3  # times what all but one in a thousand tokens stay below
 _PEAKED = (1.03, 1.09, 1.2)  # spread by squares / spread by absolutes: where shapes part
 _NORMAL = np.sqrt(np.pi / 2)
 _TINY = 1e-30
@@ -102,13 +103,14 @@ def build_table(
     pool = _Pool()
     rows, deltas = _empty(mean.shape), _empty(mean.shape)
     steps = np.zeros((layers, kinds), np.float32)
+    squares = np.zeros(sum(sample.kv.shape[3] - _SKIPPED for sample in samples))
     for region, x in enumerate(_regions(samples)):
         layer, kind, head = np.unravel_index(region, (layers, kinds, heads))
         pairs = len(turning) if kind == 0 else 0
         back = [_turn_back(part, turning[:pairs])[_SKIPPED:] for part in x]
         weight[region] = _weights(sensitivity.square[layer, kind, head], pairs)
         mean[region], basis[region], y = _basis(np.concatenate(back), weight[region])
-        _describe(y, region, rows, pool)
+        squares += np.square(_describe(y, region, rows, pool), dtype=np.float64).sum(1)
         delta = np.concatenate([_deltas(part) for part in x])
         if head == 0:
             steps[layer, kind] = max(_TINY, float(np.sqrt(np.mean(np.square(delta)))))
@@ -118,6 +120,7 @@ def build_table(
     table = ProfileTable(
         shape=shape,
         gauge=round(4 * np.log2(finest)),
+        strange=float(np.float32(_STRANGE * np.quantile(squares, 0.999) / shape.rows)),
         inv_freq=turning,
         mean=mean,
         weight=weight,
@@ -242,13 +245,14 @@ class _Pool:
         return out
 
 
-def _describe(y: Floats, region: int, into: _Spread, pool: _Pool) -> None:
-    """Notes spread and shape of each column of `y`: `[tokens, D]`."""
+def _describe(y: Floats, region: int, into: _Spread, pool: _Pool) -> Floats:
+    """Notes spread and shape of each column of `y`, `[tokens, D]`; `y` in units of the spread."""
     absolute = np.abs(y).mean(0) * _NORMAL + _TINY
     exponent = np.clip(np.rint(4 * np.log2(absolute)), -400, 400).astype(np.int16)
     peaked = np.sqrt(np.square(y).mean(0)) / absolute
     shapes = np.searchsorted(_PEAKED, peaked).astype(np.uint8)
     into.exponent[region], into.shape[region] = exponent, shapes
-    scaled = y / np.exp2(exponent / 4).astype(np.float32)
+    scaled: Floats = y / np.exp2(exponent / 4).astype(np.float32)
     for column, shape in enumerate(shapes):
         pool.add(int(shape), scaled[:, column])
+    return scaled

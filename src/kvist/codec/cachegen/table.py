@@ -7,7 +7,8 @@ File, version 1; little-endian:
          8      2  version, 1
         10      2  zeros
         12     20  layers, kinds, KV heads, head size, frequencies of RoPE: u32 each
-        32      8  gauge: the finest level's step is 2^(gauge / 4): i32, then i32 zero
+        32      4  gauge, i32: the finest level's step is 2^(gauge / 4)
+        36      4  strange, f32: from where a token is not coded
         40         inv_freq f64, mean f32, weight f32, delta_step f32, basis i8,
                    row_exponent i16, row_shape u8, delta_exponent i16, delta_shape u8,
                    frequencies u16: each in C order, one after another
@@ -42,7 +43,7 @@ SHAPES = 4
 CLASSES = SCALES * SHAPES
 
 _MAGIC = b"KVISTCGT"
-_HEAD = struct.Struct("<8sHH5Iii")
+_HEAD = struct.Struct("<8sHH5Iif")
 _U64 = struct.Struct("<Q")
 _MAX_DIM = 4096
 
@@ -78,6 +79,8 @@ class ProfileTable:
 
     Attributes:
         gauge: the finest level's step in a region's basis is 2^(gauge / 4).
+        strange: a token whose parts have a mean square above it, in units of their spread, is
+            unlike what was profiled.
         inv_freq: the model's inverse frequencies, if keys are to be turned back; else empty.
         mean: `[R, D]`, of keys that were turned back.
         weight: `[R, D]`, how much an error in a channel costs: the square root of its Fisher
@@ -94,6 +97,7 @@ class ProfileTable:
 
     shape: TableShape
     gauge: int
+    strange: float
     inv_freq: npt.NDArray[np.float64]
     mean: npt.NDArray[np.float32]
     weight: npt.NDArray[np.float32]
@@ -111,7 +115,7 @@ class ProfileTable:
         shape = self.shape
         head = _HEAD.pack(
             _MAGIC, TABLE_VERSION, 0, shape.layers, shape.kinds, shape.kv_heads, shape.head_dim,
-            len(self.inv_freq), self.gauge, 0,
+            len(self.inv_freq), self.gauge, self.strange,
         )  # fmt: skip
         body = head + b"".join(
             np.ascontiguousarray(getattr(self, name), dtype).tobytes()
@@ -137,12 +141,12 @@ class ProfileTable:
             raise FormatError("not a table of cachegen")
         if _U64.unpack_from(data, len(data) - 8)[0] != checksum(memoryview(data)[:-8]):
             raise ChecksumError("the checksum of a cachegen table does not match")
-        _, version, zero, layers, kinds, heads, dim, count, gauge, zeros = _HEAD.unpack_from(data)
+        _, version, zero, layers, kinds, heads, dim, count, gauge, strange = _HEAD.unpack_from(data)
         if version != TABLE_VERSION:
             raise VersionError(f"cachegen table version {version}; this Kvist reads 1")
         shape = TableShape(layers, kinds, heads, dim)
         sane = 0 < dim <= _MAX_DIM and 0 < kinds <= 2 and count <= dim // 2 and layers and heads
-        if zero or zeros or not sane:
+        if zero or not sane:
             raise FormatError("a cachegen table of an impossible shape")
         size = sum(
             int(np.prod(dims)) * np.dtype(t).itemsize for _, t, dims in _arrays(shape, count)
@@ -155,7 +159,7 @@ class ProfileTable:
             length = int(np.prod(dims))
             found[name] = np.frombuffer(data, dtype, length, at).reshape(dims)
             at += length * np.dtype(dtype).itemsize
-        table = cls(shape=shape, gauge=gauge, **found)
+        table = cls(shape=shape, gauge=gauge, strange=strange, **found)
         table.check()
         return table
 
@@ -174,7 +178,7 @@ class ProfileTable:
             if isinstance(values, np.ndarray) and values.dtype.kind == "f":
                 good &= bool(np.isfinite(values).all())
         good &= bool((self.weight > 0).all() and (self.delta_step > 0).all())
-        if not good or abs(self.gauge) > 400:
+        if not good or abs(self.gauge) > 400 or not 0 < self.strange < 1e9:
             raise FormatError("a cachegen table with values that no profile writes")
 
 

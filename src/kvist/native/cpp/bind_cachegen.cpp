@@ -64,7 +64,8 @@ std::tuple<nb::bytes, nb::bytes> encode_rows(const RowCoder& coder, nb::handle v
     nb::gil_scoped_release unlocked;
     std::vector<i32> aligned(tokens * coder.rows());
     std::memcpy(aligned.data(), view.data(), view.bytes());
-    coded = coder.encode(aligned.data(), tokens);
+    Symbols scratch;
+    coded = coder.encode(aligned.data(), tokens, scratch);
   }
   return {bytes_of(coded.stream), bytes_of(coded.escapes)};
 }

@@ -22,15 +22,20 @@ Shape shape_of(std::size_t bytes, std::size_t groups, std::size_t width) {
   return {groups, bytes / groups / width, width};
 }
 
-nb::bytes encode_planes(nb::handle block, std::size_t groups, std::size_t width) {
+nb::bytes encode_with(nb::handle block, std::size_t groups, std::size_t width,
+                      kvist::rans::EncodeRounds rounds) {
   const View view(block);
   const Shape shape = shape_of(view.bytes(), groups, width);
   std::vector<std::uint8_t> body;
   {
     nb::gil_scoped_release unlocked;
-    body = kvist::planes::encode(view.data(), shape);
+    body = kvist::planes::encode(view.data(), shape, rounds);
   }
   return nb::bytes(body.data(), body.size());
+}
+
+nb::bytes encode_planes(nb::handle block, std::size_t groups, std::size_t width) {
+  return encode_with(block, groups, width, kvist::rans::best_encode());
 }
 
 void decode_with(nb::handle body, nb::handle out, std::size_t groups, std::size_t width,
@@ -50,9 +55,18 @@ void decode_planes(nb::handle body, nb::handle out, std::size_t groups, std::siz
   decode_with(body, out, groups, width, kvist::rans::best_rounds());
 }
 
+// What each way that this machine has makes of a block; for parity tests.
+std::vector<nb::bytes> encode_planes_variants(nb::handle block, std::size_t groups,
+                                              std::size_t width) {
+  std::vector<nb::bytes> out;
+  for (const auto rounds : kvist::rans::encode_variants()) {
+    out.push_back(encode_with(block, groups, width, rounds));
+  }
+  return out;
+}
+
 std::size_t planes_variants() { return kvist::rans::round_variants().size(); }
 
-// Decodes in one of the ways that this machine has; for parity tests.
 void decode_planes_variant(nb::handle body, nb::handle out, std::size_t groups, std::size_t width,
                            std::size_t variant) {
   decode_with(body, out, groups, width, kvist::rans::round_variants().at(variant));
@@ -63,6 +77,8 @@ void decode_planes_variant(nb::handle body, nb::handle out, std::size_t groups, 
 void bind_planes(nb::module_& m) {
   m.def("encode_planes", &encode_planes, nb::arg("block"), nb::arg("groups"), nb::arg("width"));
   m.def("decode_planes", &decode_planes, nb::arg("body"), nb::arg("out"), nb::arg("groups"),
+        nb::arg("width"));
+  m.def("encode_planes_variants", &encode_planes_variants, nb::arg("block"), nb::arg("groups"),
         nb::arg("width"));
   m.def("planes_variants", &planes_variants);
   m.def("decode_planes_variant", &decode_planes_variant, nb::arg("body"), nb::arg("out"),

@@ -127,7 +127,7 @@ inline void join(const u8* const* in, u8* out, const Shape& shape) {
 }
 
 inline void count(const u8* in, std::size_t bytes, u64* counts) {
-  std::vector<u32> partial(4 * rans::kSymbols);  // four, so that equal neighbours do not wait
+  u32 partial[4 * rans::kSymbols] = {};  // four, so that equal neighbours do not wait
   std::size_t i = 0;
   for (; i + 4 <= bytes; i += 4) {
     for (std::size_t k = 0; k < 4; ++k) ++partial[k * rans::kSymbols + in[i + k]];
@@ -157,7 +157,8 @@ inline Plan plan(const u8* plane, std::size_t values) {
 }
 
 // The body of `block`, which has groups × values × width bytes, none of them 0.
-inline std::vector<u8> encode(const u8* block, const Shape& shape) {
+inline std::vector<u8> encode(const u8* block, const Shape& shape,
+                              rans::EncodeRounds rounds = rans::best_encode()) {
   const std::size_t count = shape.groups * shape.width;
   std::vector<u8> scratch(shape.group_bytes()), directory, raw;
   std::vector<Plan> plans(count);
@@ -179,7 +180,7 @@ inline std::vector<u8> encode(const u8* block, const Shape& shape) {
   }
   directory.insert(directory.end(), raw.begin(), raw.end());
   if (coded == 0) return directory;
-  rans::Encoder stream(coded);
+  rans::Encoder stream(coded, rounds);
   for (std::size_t group = shape.groups; group-- > 0;) {
     split(block + group * shape.group_bytes(), scratch.data(), shape);
     for (std::size_t j = shape.width; j-- > 0;) {

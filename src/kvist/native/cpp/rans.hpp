@@ -20,19 +20,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
-#include "rans_rounds.hpp"
+#include "rans_encode.hpp"
 
 namespace kvist::rans {
 
-constexpr std::size_t kSymbols = 256;
 constexpr std::size_t kStateBytes = kLanes * sizeof(u32);
-
-// How often each symbol occurs, out of kScale; 0: never.
-struct Frequencies {
-  u16 of[kSymbols] = {};
-};
 
 // Counts → frequencies that add up to kScale, at least 1 where a symbol occurs at all. Integers
 // only, so every implementation gives the same. At least one count is above 0.
@@ -71,60 +66,42 @@ inline u32 log2_q8(u32 value) {
   return out;
 }
 
+// Bits in 1/256 that a symbol takes, by its frequency.
+inline const u16* costs_q8() {
+  static const std::vector<u16> all = [] {
+    std::vector<u16> costs(kScale + 1);
+    for (u32 f = 1; f <= kScale; ++f) {
+      costs[f] = static_cast<u16>((kScaleBits << 8) - log2_q8(f));
+    }
+    return costs;
+  }();
+  return all.data();
+}
+
 // Bytes that symbols with these counts take, about: rounded up, without states and table.
 inline u64 cost_bytes(const u64* counts, const Frequencies& frequencies) {
   u64 cost = 0;  // in 1/256 bit
+  const u16* const costs = costs_q8();
   for (std::size_t s = 0; s < kSymbols; ++s) {
-    if (counts[s] != 0) cost += counts[s] * ((kScaleBits << 8) - log2_q8(frequencies.of[s]));
+    if (counts[s] != 0) cost += counts[s] * costs[frequencies.of[s]];
   }
   return (cost + 2047) / 2048;
 }
-
-// What encoding needs of each symbol.
-class EncodeTable {
- public:
-  struct Symbol {
-    u64 reciprocal = 0;  // ceil(2^44 / frequency): exact for every state below frequency << 20
-    u32 start = 0;
-    u32 frequency = 0;
-  };
-
-  explicit EncodeTable(const Frequencies& frequencies) {
-    u32 start = 0;
-    for (std::size_t s = 0; s < kSymbols; ++s) {
-      const u32 f = frequencies.of[s];
-      symbols_[s] = {f == 0 ? 0 : ((u64{1} << 44) + f - 1) / f, start, f};
-      start += f;
-    }
-  }
-  const Symbol& operator[](u8 symbol) const { return symbols_[symbol]; }
-
- private:
-  Symbol symbols_[kSymbols];
-};
 
 // Writes a stream from its end. The caller gives every symbol a frequency from 1 to kScale - 1.
 class Encoder {
  public:
   // `most` is the number of symbols that will come at most.
-  explicit Encoder(std::size_t most) : buffer_(most * 2 + kStateBytes + 2) {
+  explicit Encoder(std::size_t most, EncodeRounds rounds = best_encode())
+      : rounds_(rounds), size_(most * 2 + kStateBytes + kFrontBytes), buffer_(new u8[size_]) {
     std::fill(states_, states_ + kLanes, kLow);
-    at_ = buffer_.data() + buffer_.size();
+    at_ = buffer_.get() + size_;
   }
 
   void run(const EncodeTable& table, const u8* symbols, std::size_t count) {
-    for (std::size_t i = count; i-- > 0;) {
-      const EncodeTable::Symbol& symbol = table[symbols[i]];
-      u32 x = states_[i % kLanes];
-      const bool full = (x >> (32 - kScaleBits)) >= symbol.frequency;
-      const u16 word = static_cast<u16>(x);
-      std::memcpy(at_ - 2, &word, 2);  // without a branch: it is kept only if `full`
-      at_ -= full ? 2 : 0;
-      x = full ? x >> 16 : x;
-      const u32 quotient = divide(x, symbol);
-      states_[i % kLanes] =
-          (quotient << kScaleBits) + (x - quotient * symbol.frequency) + symbol.start;
-    }
+    const std::size_t whole = count / kLanes * kLanes;
+    for (std::size_t i = count; i-- > whole;) encode_step(table, symbols[i], states_[i - whole], at_);
+    rounds_(table, symbols, states_, at_, count / kLanes);
   }
 
   // Ends the stream; it lies in `data`, `bytes` long, while this lives.
@@ -133,18 +110,14 @@ class Encoder {
     std::memcpy(at_, states_, kStateBytes);
   }
   const u8* data() const { return at_; }
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(buffer_.data() + buffer_.size() - at_);
-  }
+  std::size_t bytes() const { return static_cast<std::size_t>(buffer_.get() + size_ - at_); }
 
  private:
-  static u32 divide(u32 x, const EncodeTable::Symbol& symbol) {
-    return static_cast<u32>((x * symbol.reciprocal) >> 44);
-  }
-
-  u32 states_[kLanes];
-  std::vector<u8> buffer_;
+  EncodeRounds rounds_;
+  std::size_t size_;
+  std::unique_ptr<u8[]> buffer_;
   u8* at_;
+  alignas(64) u32 states_[kLanes];
 };
 
 // What decoding needs: for each value of a state's low bits its symbol, frequency and offset.

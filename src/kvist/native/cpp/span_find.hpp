@@ -1,5 +1,5 @@
-// One lookup in the index of cached text; `SpanTable.find` of `kvist/native/span_twin.py` is its
-// specification.
+// One lookup in the index of cached text; `kvist/native/span_find_twin.py` and `SpanTable.find` of
+// `span_twin.py` are its specification.
 #pragma once
 
 #include <algorithm>

@@ -19,12 +19,13 @@ from typing import TypeVar
 
 from kvist.adapters.crew import Crew
 from kvist.adapters.layers import Operation, OperationCounts
-from kvist.adapters.protocol import Got, NewObject, Put, PutReport, StorageAdapter, Wanted
+from kvist.adapters.protocol import Got, NewObject, Put, PutReport, StorageAdapter
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome, ReadTotals
 from kvist.tiers.busy import BusyMeter
+from kvist.tiers.encoding import encoded
 from kvist.tiers.protocol import Payload
 from kvist.tiers.remote.frames import Arrival, MissCause, Names, framed
 from kvist.tiers.remote.knowledge import Knowledge
@@ -74,9 +75,9 @@ class RemoteTier:
         Args:
             adapter: the medium, in whatever layers; its calls end at a deadline of their own.
             keyspace: the fingerprint (32 bytes) that names and frames bear.
-            connections: calls that may be under way at once.
+            connections: reads that may be under way at once, and half as many writes.
             limits: how it learns what others stored.
-            codecs: decoders of what is not raw.
+            codecs: how blocks are encoded, and which can be read.
             available: whether the medium can be expected to answer; while not, nothing is present.
             counts: what the adapter's calls came to, for `samples`.
             clock: seconds that only grow.
@@ -100,7 +101,9 @@ class RemoteTier:
         self._knowledge = Knowledge(
             most_blocks=limits.most_blocks, absent_s=limits.absent_s, clock=clock
         )
-        self._crew = Crew(connections, name="kvist-remote")
+        self._readers = Crew(connections, name="kvist-remote-read")
+        # Apart: what is read must not wait behind what is written.
+        self._writers = Crew(max(1, connections // 2), name="kvist-remote-write")
         self._closed = False
         self._tell: Callable[[Sequence[Key]], None] | None = None
         self._learner = Learner(adapter, self._knowledge, self._names, limits, available=available)
@@ -121,6 +124,10 @@ class RemoteTier:
             return 0
         return self._learner.run(keys)
 
+    def available(self) -> bool:
+        """Whether the medium can be expected to answer."""
+        return not self._closed and self._available()
+
     def known_run(self, keys: Sequence[Key]) -> int:
         """As `contains_run`, without ever waiting."""
         return 0 if self._closed or not self._available() else self._knowledge.run(keys)
@@ -131,20 +138,22 @@ class RemoteTier:
         Raises:
             TierFullError: no space even after eviction.
             TierError: the medium failed; what was not stored is absent.
+            FormatError: a block is not of the layout that the codecs are for.
             ClosedError: the tier was closed.
         """
         self._demand_open()
         chosen: dict[Key, Payload] = {}
         for payload in payloads:
             chosen.setdefault(payload.key, payload)
-        calls: list[tuple[list[Key], Future[PutReport]]] = []
+        calls: list[tuple[dict[Key, int], Future[PutReport]]] = []
         for part in _parts(list(chosen.values()), lambda p: p.data.nbytes):
-            objects = [framed(payload, self._names) for payload in part]
-            calls.append(([p.key for p in part], self._submit_put(objects)))
+            objects = [framed(encoded(p, self._codecs), self._names) for p in part]
+            sizes = {p.key: o.size_bytes for p, o in zip(part, objects, strict=True)}
+            calls.append((sizes, self._submit_put(objects)))
         failure: TierError | None = None
-        for part_keys, call in calls:
+        for sizes, call in calls:
             try:
-                self._stored(part_keys, _settled(call))
+                self._stored(sizes, _settled(call))
             except TierError as error:
                 if failure is None or isinstance(error, TierFullError):
                     failure = error
@@ -258,18 +267,21 @@ class RemoteTier:
             return
         self._closed = True
         self._learner.stop()
-        self._crew.close()
+        self._readers.close()
+        self._writers.close()
         self._adapter.close()
         self._knowledge.clear()
 
     def _submit_put(self, objects: Sequence[NewObject]) -> Future[PutReport]:
-        return self._crew.submit(lambda: self._adapter.put(objects))
+        return self._writers.submit(lambda: self._adapter.put(objects))
 
-    def _stored(self, keys: Sequence[Key], report: PutReport) -> None:
-        self._knowledge.add(keys)
+    def _stored(self, sizes: Mapping[Key, int], report: PutReport) -> None:
+        outcomes = zip(sizes.items(), report.outcomes, strict=True)
+        # What was there may be encoded otherwise.
+        self._knowledge.add({k: size if o is Put.STORED else 0 for (k, size), o in outcomes})
         gone = [k for name in report.evicted if (k := self._names.key(name)) is not None]
         stored = report.outcomes.count(Put.STORED)
-        self._traffic.put(stored=stored, present=len(keys) - stored)
+        self._traffic.put(stored=stored, present=len(sizes) - stored)
         if gone:
             self._knowledge.drop(gone)
             if self._tell is not None:
@@ -282,29 +294,32 @@ class RemoteTier:
         return list(_parts(range(len(items)), lambda i: items[i][1].nbytes, most=most))
 
     def _read(self, items: Sequence[tuple[Key, memoryview]]) -> list[Outcome]:
-        arrivals = [Arrival(key, out, self._names, self._codecs) for key, out in items]
+        """Reads and proves some blocks in one call; an object of a surprising size in another."""
         with self._meter.busy():
+            arrivals = [self._arrival(key, out) for key, out in items]
             fetched = self._adapter.get([a.wanted for a in arrivals])
-        outcomes = []
-        for (key, out), arrival, answer in zip(items, arrivals, fetched, strict=True):
-            cause: MissCause | None = MissCause.ABSENT
-            if answer.got is Got.HIT:
-                cause = arrival.prove()
-            elif answer.got is Got.SIZE:
-                cause = self._read_whole(arrival, answer.size_bytes)
-            outcomes.append(self._settle(key, out, cause))
-        return outcomes
+            outcomes = []
+            for (key, out), arrival, answer in zip(items, arrivals, fetched, strict=True):
+                cause: MissCause | None = MissCause.ABSENT
+                if answer.got is Got.SIZE:
+                    cause = arrival.expect(answer.size_bytes)
+                    if cause is None:
+                        (answer,) = self._adapter.get([arrival.wanted])
+                        cause = MissCause.ABSENT
+                if answer.got is Got.HIT:
+                    cause = arrival.prove()
+                outcomes.append(self._settle(key, out, cause, answer.size_bytes))
+            return outcomes
 
-    def _read_whole(self, arrival: Arrival, size_bytes: int) -> MissCause | None:
-        whole = arrival.whole(size_bytes)
-        if isinstance(whole, MissCause):
-            return whole
-        (again,) = self._adapter.get([Wanted(arrival.wanted.name, (whole,))])
-        return arrival.prove_whole(whole) if again.got is Got.HIT else MissCause.ABSENT
+    def _arrival(self, key: Key, out: memoryview) -> Arrival:
+        size_bytes = self._knowledge.size_bytes(key)
+        return Arrival(key, out, self._names, self._codecs, size_bytes=size_bytes)
 
-    def _settle(self, key: Key, out: memoryview, cause: MissCause | None) -> Outcome:
+    def _settle(
+        self, key: Key, out: memoryview, cause: MissCause | None, size_bytes: int
+    ) -> Outcome:
         if cause is None:
-            self._knowledge.add((key,))
+            self._knowledge.add({key: size_bytes})
             self._traffic.hit()
             self._meter.count(out.nbytes)
             return Outcome.HIT
@@ -323,7 +338,7 @@ class RemoteTier:
         left: set[Future[list[Outcome]]] = set()
         try:
             for part in self._shares(items):
-                call = self._crew.submit(partial(self._read, [items[i] for i in part]))
+                call = self._readers.submit(partial(self._read, [items[i] for i in part]))
                 calls[call] = part
                 left.add(call)
             yield -1, Outcome.PENDING

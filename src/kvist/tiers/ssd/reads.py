@@ -89,7 +89,8 @@ class _FrameBuffers:
     def _decode(self, header: FrameHeader, codecs: CodecRegistry) -> MissCause | None:
         out = self.wanted.out
         if header.codec == RAW_CODEC:
-            return None if self._stored is out else MissCause.CODEC
+            right = self._stored is out and codecs.takes_raw
+            return None if right else MissCause.CODEC
         chain = codecs.find(header.codec)
         if chain is None:
             return MissCause.CODEC

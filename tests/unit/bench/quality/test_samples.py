@@ -142,3 +142,14 @@ def test_samples_of_one_table_are_not_mixed_with_those_of_another(tmp_path: Path
     assert again.codecs("int8") == [FIRST, SECOND]
     with pytest.raises(ConfigError, match="samples of another table"):
         SampleLog(SETTINGS, path).use_table("bb")
+
+
+def test_faulty_samples_are_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    log = SampleLog(SETTINGS, path)
+    log.add(CodecSample("int8", 0, 1000, 0, 0, 0, 0, fault="bad block"))
+    log.add(SECOND)
+    again = SampleLog(SETTINGS, path)
+    assert not again.has(CodecSample, "int8", 0)
+    again.add(FIRST)
+    assert SampleLog(SETTINGS, path).codecs("int8") == [FIRST, SECOND]
