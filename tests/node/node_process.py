@@ -134,6 +134,10 @@ class NodeProcess:
             self.kill()
 
 
+class EngineFailed(AssertionError):
+    """An engine ended before it held what it was told to hold."""
+
+
 class EngineProcess:
     """`node_engine.py`: holds what it was told to hold, until it is killed."""
 
@@ -146,7 +150,9 @@ class EngineProcess:
         assert self.process.stdout is not None
         self.worker = 0
         while (line := self.process.stdout.readline().strip()) != "ready":
-            assert line, "the engine failed"
+            if not line:
+                self.kill()
+                raise EngineFailed("the engine could not do what it was told")
             self.worker = int(line.removeprefix("worker "))
 
     def kill(self) -> None:

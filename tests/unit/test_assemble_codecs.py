@@ -14,7 +14,7 @@ from kvist.codec.chain import CODECS, parse_chain
 from kvist.codec.frame import PAGE_BYTES
 from kvist.codec.payload import HEAD_BYTES
 from kvist.config import Config, load_config, preflight
-from kvist.core.errors import ConfigError
+from kvist.core.errors import ConfigError, LayoutError
 from kvist.core.layout import BlockLayout
 from kvist.core.outcome import BlockRef, Outcome, Tier
 from kvist.native import digest
@@ -189,6 +189,13 @@ def test_what_cannot_be_had_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="layout"):
         open_embedded_store(
             config_for(tmp_path / "cache", "int8"), block_bytes=4096, fingerprint=bytes(32)
+        )
+    with pytest.raises(LayoutError, match="blocks of"):
+        open_embedded_store(
+            config_for(tmp_path / "cache", "int8"),
+            block_bytes=4096,
+            fingerprint=bytes(32),
+            layout=LAYOUT,
         )
 
 

@@ -174,6 +174,8 @@ class RedisAdapter:
     def close(self) -> None:
         if not self._state.closed:
             self._state.closed = True
+            if not self._cluster:
+                self._client.connection_pool.disconnect()  # a pool that was handed over stays
             self._client.close()
 
     def _nodes(self) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvist.assemble.below import open_below
 from kvist.config import Config, dram_bytes
-from kvist.core.errors import ConfigError
+from kvist.core.errors import ConfigError, LayoutError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
 from kvist.core.outcome import Tier
@@ -74,9 +74,12 @@ def open_embedded_store(
     Raises:
         ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
             codec cannot be had: no such one, not for this layout, without keys or its package.
+        LayoutError: `layout` is one of blocks of another size.
         TierBusyError: another process owns the SSD folder.
         TierError: the SSD folder cannot be used.
     """
+    if layout is not None and layout.block_bytes != block_bytes:
+        raise LayoutError(f"{layout} is one of blocks of {layout.block_bytes} bytes")
     capacity_bytes = dram_bytes(config)
     if capacity_bytes < block_bytes:
         raise ConfigError(

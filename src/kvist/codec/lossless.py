@@ -39,11 +39,14 @@ class Lossless:
         if block.nbytes != self._raw_bytes:
             raise FormatError(f"a block has {self._raw_bytes} bytes, not {block.nbytes}")
         digest = checksum(block).to_bytes(_CHECKSUM_BYTES, "little")
-        body = digest + encode_planes(block, self._groups, self._width)
+        planes = encode_planes(block, self._groups, self._width)
         head = PayloadHead(
-            CodecId.LOSSLESS, raw_bytes=self._raw_bytes, body_bytes=len(body), layout=self._tag
+            CodecId.LOSSLESS,
+            raw_bytes=self._raw_bytes,
+            body_bytes=_CHECKSUM_BYTES + len(planes),
+            layout=self._tag,
         )
-        return head.pack() + body
+        return b"".join((head.pack(), digest, planes))
 
     def decode(self, stored: memoryview, out: memoryview) -> None:
         """See `Decoder`. On an error the bytes of `out` are undefined.

@@ -87,7 +87,6 @@ class CachegenPlan:
         basis: Buffer,
         scale: Buffer,
         mean: Buffer,
-        rounding: Buffer,
         inverse_spread: Buffer,
         turned: Buffer,
         pairs: int,

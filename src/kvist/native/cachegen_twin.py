@@ -123,7 +123,6 @@ class CachegenPlan(RowCoder):
         basis: Buffer,
         scale: Buffer,
         mean: Buffer,
-        rounding: Buffer,
         inverse_spread: Buffer,
         turned: Buffer,
         pairs: int,
@@ -138,7 +137,6 @@ class CachegenPlan(RowCoder):
             basis: i8 `[regions, D directions, D channels]`: q → channels in units of `scale`.
             scale: f32 `[regions, D]`.
             mean: f32 `[regions, D]`.
-            rounding: f32 `[rows]`: added to a magnitude before it is cut to a whole number.
             inverse_spread: f32 `[rows]`: q times it has a spread of about 1.
             turned: u8 `[regions]`: 1 where RoPE turns the values.
             pairs: channels i and i + pairs are turned together, for i < pairs.
@@ -160,7 +158,6 @@ class CachegenPlan(RowCoder):
         self._scale = _floats(scale, regions, dim)
         self._mean = _floats(mean, regions, dim)
         self._inverse = _floats(inverse_spread, self.rows)
-        self._rounding = _floats(rounding, self.rows, 1)
         self._turned = np.frombuffer(turned, np.uint8)
         if len(self._turned) != regions:
             raise ValueError("turned is not of such regions")
@@ -193,8 +190,7 @@ class CachegenPlan(RowCoder):
                 strange += part * part
             fits = (np.abs(parts) < _MAX_VALUE).all(0)
             kept = fits & (strange <= np.float32(self._limit) * np.float32(self.rows))
-            whole = np.floor(np.abs(parts[:, kept]) + self._rounding)
-            q = np.copysign(whole, parts[:, kept]).astype(np.int32)
+            q = np.rint(parts[:, kept]).astype(np.int32)
         stream, escapes = self.encode_rows(q.tobytes()) if kept.any() else (b"", b"")
         return np.flatnonzero(~kept).astype("<u4").tobytes(), stream, escapes
 

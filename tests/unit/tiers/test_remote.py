@@ -269,14 +269,14 @@ def test_wrong_fingerprint_or_no_connection_is_refused() -> None:
 def test_answer_that_is_older_than_what_was_learned_since_changes_nothing() -> None:
     knowledge = Knowledge(most_blocks=10, absent_s=100.0, clock=lambda: 0.0)
     mark = knowledge.mark()  # a probe is asked, and answered "absent"
-    knowledge.add([b"a"])  # meanwhile this host stored it
+    knowledge.add({b"a": 0})  # meanwhile this host stored it
     knowledge.drop([b"a"], since=mark)
     assert knowledge.is_present(b"a")
     mark = knowledge.mark()  # a listing page names b
     knowledge.drop([b"b"])  # meanwhile b was removed
-    knowledge.add([b"b"], since=mark)
+    knowledge.add({b"b": 0}, since=mark)
     assert not knowledge.is_present(b"b")
     mark = knowledge.mark()
-    knowledge.add([b"c"])  # stored while a listing was under way that does not name it
+    knowledge.add({b"c": 0})  # stored while a listing was under way that does not name it
     assert knowledge.end_listing(mark) == 1  # a
     assert knowledge.is_present(b"c")

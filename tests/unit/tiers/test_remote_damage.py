@@ -197,6 +197,55 @@ def test_encoded_blocks_are_decoded_on_arrival(size_bytes: int) -> None:
     assert medium.objects
 
 
+class CountsReads(MemoryAdapter):
+    """Counts objects that were asked for with buffers."""
+
+    reads = 0
+
+    def get(self, wanted: Sequence[Wanted]) -> list[Fetched]:
+        self.reads += sum(bool(w.into) for w in wanted)
+        return super().get(wanted)
+
+
+def test_object_whose_size_is_known_is_fetched_once() -> None:
+    medium = MemoryMedium()
+    codecs = CodecRegistry([Chain("half", Doubling())])
+    block, payload = doubled(4 * BLOCK_BYTES)
+    writer = open_tier(MemoryAdapter(medium), codecs=codecs)
+    writer.put([payload])
+    writer.close()
+    adapter = CountsReads(medium)
+    tier = open_tier(adapter, codecs=codecs)
+    assert tier.wait_listed(WAIT_S)
+    out = bytearray(4 * BLOCK_BYTES)
+    for n in (1, 2):
+        assert tier.read_into(suite_key(5), memoryview(out)) is Outcome.HIT
+        assert bytes(out) == block
+        assert adapter.reads == n
+    tier.close()
+
+
+def test_belief_in_a_wrong_size_costs_one_call_more_and_no_block() -> None:
+    """Another host has written the block anew, encoded otherwise."""
+    medium = MemoryMedium()
+    codecs = CodecRegistry([Chain("half", Doubling())])
+    block, payload = doubled(4 * BLOCK_BYTES)
+    raw = Payload(payload.key, None, memoryview(block))
+    adapter = CountsReads(medium)
+    tier = open_tier(adapter, codecs=codecs)
+    out = bytearray(4 * BLOCK_BYTES)
+    for new in (raw, payload, raw):
+        medium.objects.clear()
+        writer = open_tier(MemoryAdapter(medium), codecs=codecs)
+        writer.put([new])
+        writer.close()
+        assert tier.read_into(suite_key(5), memoryview(out)) is Outcome.HIT
+        assert bytes(out) == block
+    assert adapter.reads == 5
+    assert tier.stats().misses_by_cause == {}
+    tier.close()
+
+
 @given(
     seed=st.integers(0, 2**32),
     chances=st.dictionaries(st.sampled_from(list(Blow)), st.floats(0.05, 0.6)),

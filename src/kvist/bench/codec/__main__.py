@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(result: CodecResult, console: Console) -> None:
     """Prints the table."""
     grid = Table(title=f"{result.blocks} blocks of {result.block_bytes:,} bytes, {result.model}")
-    grid.add_column("codec")
+    grid.add_column("codec", no_wrap=True)
     grid.add_column("every bit")
     for name in ("raw ÷ stored", "encode MB/s", "decode MB/s", "decode ÷ memcpy"):
         grid.add_column(name, justify="right")

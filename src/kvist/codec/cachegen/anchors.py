@@ -5,8 +5,8 @@ layer and kind. The other nine are what they differ from the anchor as a decoder
 that groups decode side by side, in bins of a fixed size that widens with depth. Numpy only: this is
 a family to compare with, and the rows are coded by the same native coder as the others.
 
-Bound, before rounding to the dtype: |x - x'| ≤ 0.65 step for the nine (bins of zero are wider where
-that pays, `table.rounding`), and for an anchor the vector's largest magnitude / 254.
+Bound: |x - x'| ≤ step / 2 for the nine (before rounding to the dtype), |x| / 127 at most the
+vector's largest value / 254 for an anchor.
 
 Source: CacheGen, SIGCOMM 2024, section 5.2.
 """
@@ -36,9 +36,7 @@ class AnchorCoder:
         """Raises ConfigError: see `plan.check_shape`."""
         check_shape(table, layout)
         self._layout = layout
-        self._coder, self._steps, rounding = anchor_rows(table, level)
-        rows = (layout.layers, layout.kinds, layout.kv_heads, 1, layout.head_dim)
-        self._rounding = rounding.reshape(rows)
+        self._coder, self._steps = anchor_rows(table, level)
         tokens = np.arange(layout.block_tokens)
         self._anchors = tokens[::ANCHOR_TOKENS]
         self._group = tokens // ANCHOR_TOKENS
@@ -58,8 +56,7 @@ class AnchorCoder:
         with np.errstate(over="ignore", invalid="ignore"):
             known = self._known(coarse.astype(np.float32), scale)
             delta = x[:, :, :, self._others] - known[:, :, :, self._group[self._others]]
-            y = delta / self._steps[:, :, None, None, None]
-            q = np.copysign(np.floor(np.abs(y) + self._rounding), y)
+            q = np.rint(delta / self._steps[:, :, None, None, None])
         if not (np.abs(q) < _LARGEST).all():
             return Body(Mode.RAW, whole=block)
         # [layer][kind][head][token][D] -> rows [layer, kind, head, D] of tokens

@@ -6,13 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvist.codec.cachegen.levels import Family, Level
-from kvist.codec.cachegen.table import (
-    SCALE_ZERO,
-    SCALES,
-    ProfileTable,
-    TableShape,
-    rounding,
-)
+from kvist.codec.cachegen.table import SCALE_ZERO, SCALES, ProfileTable, TableShape
 from kvist.core.errors import ConfigError
 from kvist.core.layout import BlockLayout
 from kvist.native import CachegenPlan, RowCoder
@@ -79,7 +73,6 @@ def tuned_plan(table: ProfileTable, level: Level, layout: BlockLayout) -> Cacheg
         basis=table.basis.astype("<i1").tobytes(),
         scale=(step / weight / 127).astype("<f4").tobytes(),
         mean=table.mean.astype("<f4").tobytes(),
-        rounding=rounding(rows).astype("<f4").tobytes(),
         inverse_spread=np.exp2(-rows / _QUARTERS).astype("<f4").tobytes(),
         turned=((kind == 0) & (len(table.inv_freq) > 0)).astype(np.uint8).tobytes(),
         pairs=len(table.inv_freq),
@@ -87,11 +80,8 @@ def tuned_plan(table: ProfileTable, level: Level, layout: BlockLayout) -> Cacheg
     )
 
 
-def anchor_rows(
-    table: ProfileTable, level: Level
-) -> tuple[RowCoder, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The rows of a level of the paper's family, the steps `[layers, kinds]` of its deltas, and
-    what rounding adds to each row.
+def anchor_rows(table: ProfileTable, level: Level) -> tuple[RowCoder, npt.NDArray[np.float32]]:
+    """The rows of a level of the paper's family, and the steps `[layers, kinds]` of its deltas.
 
     Bins are fixed multiples of how far deltas spread in a layer and kind, and widen with depth:
     by thirds of the layers 1, √2 and 2 times. Each level doubles them.
@@ -106,4 +96,4 @@ def anchor_rows(
         *row_classes(rows.ravel(), table.delta_shape.ravel()),
     )
     steps = table.delta_step.astype(np.float64) * np.exp2(wider / _QUARTERS)[:, None]
-    return coder, steps.astype(np.float32), rounding(rows.ravel())
+    return coder, steps.astype(np.float32)

@@ -31,7 +31,6 @@ from kvist.codec.cachegen.table import (
     SHAPES,
     ProfileTable,
     TableShape,
-    rounding,
 )
 from kvist.core.errors import ConfigError
 from kvist.native.rans_twin import SYMBOLS, normalise
@@ -238,8 +237,7 @@ class _Pool:
             nearest = min(known, key=lambda k: abs(k - shape))
             values = np.concatenate(self._values[nearest])
             for scale in range(SCALES):
-                y = values * np.float32(2 ** ((scale - SCALE_ZERO) / 4))
-                q = np.copysign(np.floor(np.abs(y) + rounding(scale - SCALE_ZERO)), y)
+                q = np.rint(values * np.float32(2 ** ((scale - SCALE_ZERO) / 4)))
                 said = q[np.abs(q) < SYMBOLS // 2].astype(np.int64) + SYMBOLS // 2
                 counts = np.bincount(said, minlength=SYMBOLS)
                 counts[0] = len(q) - len(said) + 1

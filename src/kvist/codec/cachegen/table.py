@@ -182,19 +182,6 @@ class ProfileTable:
             raise FormatError("a cachegen table with values that no profile writes")
 
 
-def rounding(exponent: npt.NDArray[Any] | int) -> npt.NDArray[np.float32]:
-    """What is added to a magnitude, in steps, before it is cut to a whole number.
-
-    By a row's spread in quarter octaves of the step: 0.5 where the spread is wide. Where it is
-    narrow zeros are cheap, and a wider bin for them saves more bits than its error costs: measured
-    on Gaussian and Laplacian values, up to 0.2 bit a value at one bit.
-    """
-    exponent = np.asarray(exponent)
-    wider = np.select([exponent >= 7, exponent >= 3, exponent >= 0, exponent >= -7],
-                      [0.0, 0.05, 0.1, 0.15], 0.1)  # fmt: skip
-    return (0.5 - wider).astype(np.float32)
-
-
 def read_table(path: str | Path) -> ProfileTable:
     """The table in a file.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvist.accel.blend.budget import (
     BlendWork,
@@ -18,7 +18,6 @@ from kvist.connectors.vllm.blend_plan import Region
 from kvist.core.outcome import Tier
 
 _MARGIN_RATIO = 0.1  # of a prefill, what a blend must be predicted to save
-_PROBE_PERIOD_S = 30.0  # a blend that was slower than computing is tried again after so long
 
 
 @dataclass(slots=True)
@@ -28,9 +27,7 @@ class BlendCost:
     appraiser: Appraiser
     layers: int
     floor_ratio: float
-    clock: Callable[[], float]
     factor: PassFactor = field(default_factory=PassFactor)
-    _probe_due_s: float = -math.inf
 
     def choose(self, region: Region, tiers: Sequence[Tier]) -> RatioChoice:
         """The ratio for a region whose blocks are in `tiers`; 1 with a reason: do not blend.
@@ -46,9 +43,8 @@ class BlendCost:
             pass_factor=self.factor.factor,
             margin_ratio=_MARGIN_RATIO,
         )
-        if choice.reason is RatioReason.RECOMPUTE_FASTER and self.clock() >= self._probe_due_s:
-            self._probe_due_s = self.clock() + _PROBE_PERIOD_S
-            return replace(choice, ratio=self.floor_ratio, reason=RatioReason.FLOOR)
+        if choice.reason is RatioReason.RECOMPUTE_FASTER:
+            self.factor.declined()
         return choice
 
     def observe(self, choice: RatioChoice, seconds: float) -> None:

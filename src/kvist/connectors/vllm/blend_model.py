@@ -93,7 +93,7 @@ class VllmBlendModel:
         return done
 
     def own_pass(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the engine's own layers compute, with plain attention in place of the operation.
+        """What the engine's own decoder computes, with plain attention in place of the operation.
 
         Args:
             tokens: `[n]` int64.
@@ -113,11 +113,9 @@ class VllmBlendModel:
         positions = torch.arange(len(tokens), device=tokens.device)
         hooks = [x.self_attn.attn.register_forward_hook(attention) for x in self._layers]
         try:
-            with torch.inference_mode(), set_forward_context(None, self._vllm_config):
-                hidden, residual = self.embed(tokens), None
-                for layer in self._layers:
-                    hidden, residual = layer(positions, hidden, residual)
-                out, _ = self._decoder.norm(hidden, residual)
+            context = set_forward_context(None, self._vllm_config, skip_compiled=True)
+            with torch.inference_mode(), context:
+                out: Tensor = self._decoder(tokens, positions, None)
         finally:
             for hook in hooks:
                 hook.remove()

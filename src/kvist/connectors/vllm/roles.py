@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ def blends(
     def make(tally: Tally, job: Callable[[], int]) -> Blends:
         index = SpanIndex(most_tokens=knobs.index_tokens)
         taint = Taint(2 * pages)
-        cost = BlendCost(appraiser, facts.layout.layers, knobs.ratio, time.monotonic)
+        cost = BlendCost(appraiser, facts.layout.layers, knobs.ratio)
         return Blends(store, facts.geometry, told, tally, job, taint, index, departures, cost)
 
     return make

@@ -64,7 +64,8 @@ std::tuple<nb::bytes, nb::bytes> encode_rows(const RowCoder& coder, nb::handle v
     nb::gil_scoped_release unlocked;
     std::vector<i32> aligned(tokens * coder.rows());
     std::memcpy(aligned.data(), view.data(), view.bytes());
-    coded = coder.encode(aligned.data(), tokens);
+    Symbols scratch;
+    coded = coder.encode(aligned.data(), tokens, scratch);
   }
   return {bytes_of(coded.stream), bytes_of(coded.escapes)};
 }
@@ -91,10 +92,10 @@ class BoundPlan {
  public:
   BoundPlan(nb::handle frequencies, nb::handle row_class, nb::handle row_shift, std::size_t dim,
             const std::string& dtype, nb::handle analysis, nb::handle basis, nb::handle scale,
-            nb::handle mean, nb::handle rounding, nb::handle inverse_spread, nb::handle turned,
-            std::size_t pairs, float limit)
+            nb::handle mean, nb::handle inverse_spread, nb::handle turned, std::size_t pairs,
+            float limit)
       : plan_(make(coder_of(frequencies, row_class, row_shift), dim, dtype, analysis, basis, scale,
-                   mean, rounding, inverse_spread, turned, pairs, limit)) {}
+                   mean, inverse_spread, turned, pairs, limit)) {}
 
   std::tuple<nb::bytes, nb::bytes> encode_rows(nb::handle values) const {
     return ::encode_rows(plan_.coder(), values);
@@ -141,8 +142,8 @@ class BoundPlan {
 
  private:
   static Plan make(RowCoder coder, std::size_t dim, const std::string& dtype, nb::handle analysis,
-                   nb::handle basis, nb::handle scale, nb::handle mean, nb::handle rounding,
-                   nb::handle inverse, nb::handle turned, std::size_t pairs, float limit) {
+                   nb::handle basis, nb::handle scale, nb::handle mean, nb::handle inverse,
+                   nb::handle turned, std::size_t pairs, float limit) {
     if (dim == 0 || coder.rows() % dim != 0 || pairs > dim / 2) {
       throw nb::value_error("no such plan");
     }
@@ -154,10 +155,9 @@ class BoundPlan {
     if (directions.bytes() != rows * dim) throw nb::value_error("the basis is of other regions");
     const auto forth = floats_of(analysis, rows * dim), back = floats_of(scale, rows);
     const auto middle = floats_of(mean, rows), spread = floats_of(inverse, rows);
-    const auto added = floats_of(rounding, rows);
     return Plan(std::move(coder), shape, forth.data(),
                 reinterpret_cast<const std::int8_t*>(directions.data()), back.data(),
-                middle.data(), added.data(), spread.data(), turns.data(), limit);
+                middle.data(), spread.data(), turns.data(), limit);
   }
 
   // 0 if a block of so many bytes has no whole tokens.
@@ -212,12 +212,11 @@ void bind_cachegen(nb::module_& m) {
   const std::size_t best = 99;
   nb::class_<BoundPlan>(m, "CachegenPlan")
       .def(nb::init<nb::handle, nb::handle, nb::handle, std::size_t, const std::string&, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    std::size_t, float>(),
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, std::size_t,
+                    float>(),
            nb::arg("frequencies"), nb::arg("row_class"), nb::arg("row_shift"), nb::kw_only(),
            nb::arg("dim"), nb::arg("dtype"), nb::arg("analysis"), nb::arg("basis"),
-           nb::arg("scale"), nb::arg("mean"), nb::arg("rounding"),
-           nb::arg("inverse_spread"), nb::arg("turned"), nb::arg("pairs"),
+           nb::arg("scale"), nb::arg("mean"), nb::arg("inverse_spread"), nb::arg("turned"), nb::arg("pairs"),
            nb::arg("limit"))
       .def("encode_rows", &BoundPlan::encode_rows, nb::arg("values"))
       .def("decode_rows", &BoundPlan::decode_rows, nb::arg("stream"), nb::arg("escapes"),

@@ -28,21 +28,22 @@ class Plan {
  public:
   // Arrays as the twin describes them: their sizes were checked.
   Plan(RowCoder coder, Shape shape, const float* analysis, const std::int8_t* basis,
-       const float* scale, const float* mean, const float* rounding, const float* inverse_spread,
-       const u8* turned, float limit)
+       const float* scale, const float* mean, const float* inverse_spread, const u8* turned,
+       float limit)
       : coder_(std::move(coder)), shape_(shape),
         stride_((shape.dim + kWide - 1) / kWide * kWide),
         analysis_(padded(analysis, shape.regions * shape.dim)), basis_(paired(basis)),
-        scale_(padded(scale, shape.regions)), mean_(padded(mean, shape.regions)),
-        rounding_(rounding, rounding + coder_.rows()),
-        inverse_(inverse_spread, inverse_spread + coder_.rows()),
+        scale_(padded(scale, shape.regions)), mean_(padded(mean, shape.regions)), inverse_(inverse_spread, inverse_spread + coder_.rows()),
         turned_(turned, turned + shape.regions), limit_(limit) {}
 
   const RowCoder& coder() const { return coder_; }
   const Shape& shape() const { return shape_; }
 
   Encoded encode(const u8* block, std::size_t tokens, Angles angles, Multiply multiply) const {
-    std::vector<float> parts(coder_.rows() * tokens), strange(tokens, 0.0f);
+    static thread_local EncodeScratch scratch;
+    std::vector<float>& parts = scratch.parts;
+    parts.resize(coder_.rows() * tokens);
+    std::vector<float> strange(tokens, 0.0f);
     std::vector<u8> fits(tokens, 1);
     for (std::size_t region = 0; region < shape_.regions; ++region) {
       analyse(block, region, tokens, angles, multiply, parts.data());
@@ -62,15 +63,16 @@ class Plan {
       (fits[t] && strange[t] <= most ? kept : out.left_out).push_back(static_cast<u32>(t));
     }
     if (kept.empty()) return out;
-    std::vector<i32> q(coder_.rows() * kept.size());
+    // Whole numbers take the place of what they are made from: never ahead of it.
+    auto* const q = reinterpret_cast<i32*>(parts.data());
     for (std::size_t row = 0; row < coder_.rows(); ++row) {
-      const float* const part = parts.data() + row * tokens;
-      i32* const to = q.data() + row * kept.size();
       for (std::size_t k = 0; k < kept.size(); ++k) {
-        to[k] = cut(part[kept[k]], rounding_[row]);
+        const i32 whole = nearest(parts[row * tokens + kept[k]]);
+        std::memcpy(q + row * kept.size() + k, &whole, sizeof(whole));
       }
     }
-    out.coded = coder_.encode(q.data(), kept.size());
+    out.coded = coder_.encode(q, kept.size(), scratch.symbols);
+    scratch.release();
     return out;
   }
 
@@ -78,7 +80,6 @@ class Plan {
   bool decode(const u8* stream, std::size_t stream_bytes, const u8* escapes,
               std::size_t escape_count, const std::vector<u32>& kept, std::size_t tokens,
               Angles angles, Rebuild rebuild, u8* out) const {
-    // A thread keeps its scratch: new memory for every block costs as much as its symbols.
     static thread_local Scratch scratch;
     const std::size_t count = kept.size();
     if (!coder_.decode(stream, stream_bytes, escape_count, count, scratch.symbols)) return false;
@@ -92,6 +93,7 @@ class Plan {
       r.out = out + region * tokens * token_bytes();
       (r.wide ? rebuild_portable : rebuild)(r, scratch.sums.data(), scratch.x.data());
     }
+    if (scratch.symbols.high.capacity() > kKeptBytes) scratch = Scratch{};
     return true;
   }
 
@@ -99,6 +101,19 @@ class Plan {
 
  private:
   static constexpr float kMostValue = 1 << 24;  // up to here float32 holds every integer
+
+  // A thread keeps its scratch: new memory for every block costs more than coding it. What is very
+  // large is given back.
+  static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
+
+  struct EncodeScratch {
+    std::vector<float> parts;
+    Symbols symbols;
+
+    void release() {
+      if (parts.capacity() * sizeof(float) > kKeptBytes) *this = EncodeScratch{};
+    }
+  };
 
   struct Scratch {
     Symbols symbols;
@@ -204,7 +219,7 @@ class Plan {
   std::size_t stride_;
   std::vector<float> analysis_;
   std::vector<std::int16_t> basis_;
-  std::vector<float> scale_, mean_, rounding_, inverse_;
+  std::vector<float> scale_, mean_, inverse_;
   std::vector<u8> turned_;
   float limit_;
 };

@@ -57,10 +57,12 @@ class RowCoder {
   u32 high_at(std::size_t row) const { return high_at_[row]; }
   u32 low_at(std::size_t row) const { return low_at_[row]; }
 
-  // Values `[rows][tokens]`; there is one token at least.
-  Coded encode(const i32* values, std::size_t tokens) const {
+  // Values `[rows][tokens]`; there is one token at least. `scratch` is written over.
+  Coded encode(const i32* values, std::size_t tokens, Symbols& scratch) const {
     Coded out;
-    std::vector<u8> high(rows() * tokens), low(low_rows() * tokens);
+    std::vector<u8>&high = scratch.high, &low = scratch.low;
+    high.resize(rows() * tokens);
+    low.resize(low_rows() * tokens);
     for (const Run& run : high_) {
       for (const u32 row : run.members) {
         split(run, values + row * tokens, row, tokens, high.data() + high_at_[row] * tokens,

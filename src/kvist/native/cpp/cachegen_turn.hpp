@@ -2,6 +2,10 @@
 // (-ffp-contract=off), so every instruction set gives the bytes of the Python twin.
 #pragma once
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -93,10 +97,13 @@ __attribute__((always_inline)) inline void store(const float* from, std::size_t 
   }
 }
 
-// A magnitude and what rounding adds to it, cut to a whole number: of a value below 2^24.
-inline i32 cut(float value, float rounding) {
-  const i32 whole = static_cast<i32>(std::fabs(value) + rounding);
-  return value < 0 ? -whole : whole;
+// The nearest whole number, an even one where two are; of a value below 2^24.
+inline i32 nearest(float value) {
+#ifdef __SSE2__
+  return _mm_cvtss_si32(_mm_set_ss(value));
+#else
+  return static_cast<i32>(std::nearbyint(value));
+#endif
 }
 
 // Channels i and i + pairs turned by an angle, for i < pairs; by -angle if `back`.

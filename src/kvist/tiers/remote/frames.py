@@ -77,8 +77,20 @@ def framed(payload: Payload, names: Names) -> NewObject:
 class Arrival:
     """The buffers of one block that is being read, and the proof of it."""
 
-    def __init__(self, key: Key, out: memoryview, names: Names, codecs: CodecRegistry) -> None:
-        """The payload goes straight into `out`, which has the block's exact raw size."""
+    def __init__(
+        self,
+        key: Key,
+        out: memoryview,
+        names: Names,
+        codecs: CodecRegistry,
+        *,
+        size_bytes: int = 0,
+    ) -> None:
+        """A raw payload goes straight into `out`, which has the block's exact raw size.
+
+        `size_bytes` is what the object is believed to have, 0 where that is not known: one that is
+        not of a raw block's size is read into a buffer of its own.
+        """
         self._key = key
         self._out = out.cast("B")
         self._keyspace = names.keyspace
@@ -87,8 +99,20 @@ class Arrival:
         padding = padded_bytes(len(self._out)) - len(self._out)
         self._padding = memoryview(bytearray(padding))
         self.wanted = Wanted(names.name(key), (self._header, self._out, self._padding))
+        self._whole: memoryview | None = None
+        if size_bytes not in (0, self.wanted.size_bytes):
+            self.expect(size_bytes)
 
-    def whole(self, size_bytes: int) -> memoryview | MissCause:
+    def expect(self, size_bytes: int) -> MissCause | None:
+        """From now on wants a whole object of this size, unless that can be no block's."""
+        whole = self._room(size_bytes)
+        if isinstance(whole, MissCause):
+            return whole
+        self._whole = whole
+        self.wanted = Wanted(self.wanted.name, (whole,))
+        return None
+
+    def _room(self, size_bytes: int) -> memoryview | MissCause:
         """A buffer for an object of another size than the raw block's: an encoded one, perhaps."""
         if size_bytes < PAGE_BYTES or size_bytes % PAGE_BYTES:
             return MissCause.DAMAGED
@@ -98,6 +122,8 @@ class Arrival:
 
     def prove(self) -> MissCause | None:
         """Whether `wanted` brought the block; `None` is a hit, and then `out` holds it."""
+        if self._whole is not None:
+            return self._prove_whole(self._whole)
         header = read_header(self._header, self._key, self._keyspace)
         if isinstance(header, MissCause):
             return header
@@ -112,8 +138,7 @@ class Arrival:
         stored = bytearray(self._out) + self._padding
         return self._decode(header, memoryview(stored)[: header.stored_bytes])
 
-    def prove_whole(self, whole: memoryview) -> MissCause | None:
-        """As `prove`, of an object that was read into a buffer of its own."""
+    def _prove_whole(self, whole: memoryview) -> MissCause | None:
         header = read_header(whole[:PAGE_BYTES], self._key, self._keyspace)
         if isinstance(header, MissCause):
             return header
@@ -127,7 +152,10 @@ class Arrival:
         if header.raw_bytes != len(self._out):
             return MissCause.SIZE
         if header.codec == RAW_CODEC:
-            return MissCause.DAMAGED  # says two sizes of itself
+            if len(stored) != len(self._out):
+                return MissCause.DAMAGED  # says two sizes of itself
+            self._out[:] = stored
+            return None if self._codecs.takes_raw else MissCause.CODEC
         chain = self._codecs.find(header.codec)
         if chain is None:
             return MissCause.CODEC

@@ -8,7 +8,7 @@ the lock is held for dictionary operations only, and `is_present` takes none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from kvist.core.keys import Key
@@ -23,7 +23,7 @@ class Knowledge:
         self._absent_s = absent_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._present: dict[Key, int] = {}  # → when last confirmed
+        self._present: dict[Key, tuple[int, int]] = {}  # → when last confirmed, and its size
         self._absent: dict[Key, tuple[float, int]] = {}  # → until when, and when found out
         self._now = 0  # counts what was learned: a clock for "since"
         self.forgotten = 0  # presences dropped for the bound
@@ -58,16 +58,20 @@ class Knowledge:
         """The moment before a question is asked, for `add` and `drop` of its answer."""
         return self._now
 
-    def add(self, keys: Iterable[Key], *, since: int | None = None) -> None:
-        """These are there, unless they were found gone after `since`."""
+    def size_bytes(self, key: Key) -> int:
+        """What `key` is believed to take there; 0 where that is not known."""
+        return self._present.get(key, _NOWHERE)[1]
+
+    def add(self, found: Mapping[Key, int], *, since: int | None = None) -> None:
+        """These are there, of so many bytes or 0, unless they were found gone after `since`."""
         with self._lock:
             self._now += 1
-            for key in keys:
+            for key, size_bytes in found.items():
                 if since is not None and self._absent.get(key, _NEVER)[1] > since:
                     continue
                 self._absent.pop(key, None)
-                self._present.pop(key, None)
-                self._present[key] = self._now
+                _, known_bytes = self._present.pop(key, _NOWHERE)
+                self._present[key] = (self._now, size_bytes or known_bytes)
             excess = len(self._present) - self._most_blocks
             for key in list(islice(self._present, max(0, excess))):
                 del self._present[key]
@@ -79,7 +83,7 @@ class Knowledge:
         with self._lock:
             self._now += 1
             for key in keys:
-                if since is not None and self._present.get(key, 0) > since:
+                if since is not None and self._present.get(key, _NOWHERE)[0] > since:
                     continue
                 self._present.pop(key, None)
                 self._absent.pop(key, None)
@@ -91,7 +95,7 @@ class Knowledge:
     def end_listing(self, since: int) -> int:
         """Drops what a whole listing that began at `since` did not confirm; returns how many."""
         with self._lock:
-            gone = [key for key, seen in self._present.items() if seen <= since]
+            gone = [key for key, (seen, _) in self._present.items() if seen <= since]
             for key in gone:
                 del self._present[key]
             return len(gone)
@@ -109,3 +113,4 @@ class Knowledge:
 
 
 _NEVER = (0.0, 0)
+_NOWHERE = (0, 0)

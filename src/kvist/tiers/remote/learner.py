@@ -207,7 +207,8 @@ class Learner:
             return
         mark = self._knowledge.mark()
         answers = self._adapter.get([Wanted(self._names.name(key)) for key in keys])
-        there = [key for key, a in zip(keys, answers, strict=True) if a.got is not Got.ABSENT]
+        pairs = zip(keys, answers, strict=True)
+        there = {key: a.size_bytes for key, a in pairs if a.got is not Got.ABSENT}
         self._knowledge.drop(set(keys).difference(there), since=mark)
         self._knowledge.add(there, since=mark)
         self.counts.probed += len(keys)
@@ -243,9 +244,10 @@ class Learner:
         cursor: str | None = None
         while not self._stopping:
             page = self._adapter.list_page(self._names.prefix, cursor=cursor, limit=_PAGE_ENTRIES)
-            keys = [k for e in page.entries if (k := self._names.key(e.name)) is not None]
-            self._knowledge.add(keys, since=mark)
-            self.counts.listed += len(keys)
+            found = ((self._names.key(e.name), e.size_bytes or 0) for e in page.entries)
+            listed = {key: size_bytes for key, size_bytes in found if key is not None}
+            self._knowledge.add(listed, since=mark)
+            self.counts.listed += len(listed)
             cursor = page.cursor
             if cursor is None:
                 self.counts.listings += 1

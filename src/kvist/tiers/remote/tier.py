@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from kvist.adapters.crew import Crew
 from kvist.adapters.layers import Operation, OperationCounts
-from kvist.adapters.protocol import Got, NewObject, Put, PutReport, StorageAdapter, Wanted
+from kvist.adapters.protocol import Got, NewObject, Put, PutReport, StorageAdapter
 from kvist.codec.registry import CodecRegistry
 from kvist.core.errors import ClosedError, ConfigError, TierError, TierFullError
 from kvist.core.keys import KEY_BYTES, Key
@@ -145,14 +145,15 @@ class RemoteTier:
         chosen: dict[Key, Payload] = {}
         for payload in payloads:
             chosen.setdefault(payload.key, payload)
-        calls: list[tuple[list[Key], Future[PutReport]]] = []
+        calls: list[tuple[dict[Key, int], Future[PutReport]]] = []
         for part in _parts(list(chosen.values()), lambda p: p.data.nbytes):
             objects = [framed(encoded(p, self._codecs), self._names) for p in part]
-            calls.append(([p.key for p in part], self._submit_put(objects)))
+            sizes = {p.key: o.size_bytes for p, o in zip(part, objects, strict=True)}
+            calls.append((sizes, self._submit_put(objects)))
         failure: TierError | None = None
-        for part_keys, call in calls:
+        for sizes, call in calls:
             try:
-                self._stored(part_keys, _settled(call))
+                self._stored(sizes, _settled(call))
             except TierError as error:
                 if failure is None or isinstance(error, TierFullError):
                     failure = error
@@ -274,11 +275,13 @@ class RemoteTier:
     def _submit_put(self, objects: Sequence[NewObject]) -> Future[PutReport]:
         return self._writers.submit(lambda: self._adapter.put(objects))
 
-    def _stored(self, keys: Sequence[Key], report: PutReport) -> None:
-        self._knowledge.add(keys)
+    def _stored(self, sizes: Mapping[Key, int], report: PutReport) -> None:
+        outcomes = zip(sizes.items(), report.outcomes, strict=True)
+        # What was there may be encoded otherwise.
+        self._knowledge.add({k: size if o is Put.STORED else 0 for (k, size), o in outcomes})
         gone = [k for name in report.evicted if (k := self._names.key(name)) is not None]
         stored = report.outcomes.count(Put.STORED)
-        self._traffic.put(stored=stored, present=len(keys) - stored)
+        self._traffic.put(stored=stored, present=len(sizes) - stored)
         if gone:
             self._knowledge.drop(gone)
             if self._tell is not None:
@@ -291,29 +294,32 @@ class RemoteTier:
         return list(_parts(range(len(items)), lambda i: items[i][1].nbytes, most=most))
 
     def _read(self, items: Sequence[tuple[Key, memoryview]]) -> list[Outcome]:
-        arrivals = [Arrival(key, out, self._names, self._codecs) for key, out in items]
+        """Reads and proves some blocks in one call; an object of a surprising size in another."""
         with self._meter.busy():
+            arrivals = [self._arrival(key, out) for key, out in items]
             fetched = self._adapter.get([a.wanted for a in arrivals])
-        outcomes = []
-        for (key, out), arrival, answer in zip(items, arrivals, fetched, strict=True):
-            cause: MissCause | None = MissCause.ABSENT
-            if answer.got is Got.HIT:
-                cause = arrival.prove()
-            elif answer.got is Got.SIZE:
-                cause = self._read_whole(arrival, answer.size_bytes)
-            outcomes.append(self._settle(key, out, cause))
-        return outcomes
+            outcomes = []
+            for (key, out), arrival, answer in zip(items, arrivals, fetched, strict=True):
+                cause: MissCause | None = MissCause.ABSENT
+                if answer.got is Got.SIZE:
+                    cause = arrival.expect(answer.size_bytes)
+                    if cause is None:
+                        (answer,) = self._adapter.get([arrival.wanted])
+                        cause = MissCause.ABSENT
+                if answer.got is Got.HIT:
+                    cause = arrival.prove()
+                outcomes.append(self._settle(key, out, cause, answer.size_bytes))
+            return outcomes
 
-    def _read_whole(self, arrival: Arrival, size_bytes: int) -> MissCause | None:
-        whole = arrival.whole(size_bytes)
-        if isinstance(whole, MissCause):
-            return whole
-        (again,) = self._adapter.get([Wanted(arrival.wanted.name, (whole,))])
-        return arrival.prove_whole(whole) if again.got is Got.HIT else MissCause.ABSENT
+    def _arrival(self, key: Key, out: memoryview) -> Arrival:
+        size_bytes = self._knowledge.size_bytes(key)
+        return Arrival(key, out, self._names, self._codecs, size_bytes=size_bytes)
 
-    def _settle(self, key: Key, out: memoryview, cause: MissCause | None) -> Outcome:
+    def _settle(
+        self, key: Key, out: memoryview, cause: MissCause | None, size_bytes: int
+    ) -> Outcome:
         if cause is None:
-            self._knowledge.add((key,))
+            self._knowledge.add({key: size_bytes})
             self._traffic.hit()
             self._meter.count(out.nbytes)
             return Outcome.HIT

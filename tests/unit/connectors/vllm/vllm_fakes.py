@@ -271,7 +271,7 @@ class Side:
         self, knobs: BlendKnobs, facts: EngineFacts, appraiser: Appraiser
     ) -> Callable[..., Blends]:
         self.now_s = 0.0
-        cost = BlendCost(appraiser, 30, 0.15, lambda: self.now_s)
+        cost = BlendCost(appraiser, 30, 0.15)
         self.index, self.departures, self.taint = SpanIndex(), Departures(), Taint(100)
 
         def make(tally: Tally, job: Callable[[], int]) -> Blends:
