@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import redis
@@ -246,11 +247,13 @@ class _LateCluster:
         self._url = url
         self._kind = kind
         self._made: Any = None
+        self._lock = Lock()
 
     def __getattr__(self, name: str) -> Any:
-        if self._made is None:
-            self._made = RedisCluster.from_url(self._url, **self._kind)
-        return getattr(self._made, name)
+        with self._lock:
+            if self._made is None:
+                self._made = RedisCluster.from_url(self._url, **self._kind)
+            return getattr(self._made, name)
 
     def close(self) -> None:
         if self._made is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,7 +138,9 @@ def _start_node(config: Config, place: Place) -> None:
         NodeAwayError: it did not start.
     """
     place.make_folder()
-    place.config.write_text(json.dumps(as_mapping(config)))
+    work = place.config.with_name(f"{place.config.name}.{os.getpid()}-{threading.get_ident()}")
+    work.write_text(json.dumps(as_mapping(config)))
+    work.replace(place.config)  # others may be starting one at this moment
     knob_names = {knob.env for knob in knobs().values()}
     env = {name: text for name, text in os.environ.items() if name not in knob_names}
     command = [sys.executable, "-m", "kvist.cli.main", "node", "--detach"]

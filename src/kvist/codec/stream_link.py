@@ -38,6 +38,7 @@ _END = 0xFFFFFFFF
 MAX_CHUNKS = 65536
 MAX_LEVELS = 16
 _JOIN_S = 5.0
+_LONGEST_WAIT_S = 3600.0
 _PART_BYTES = 1 << 20
 
 _Item = tuple[int, Why, bytes] | None
@@ -279,5 +280,5 @@ def _exactly(link: Link, size_bytes: int, left_s: Callable[[], float]) -> bytes:
 
 
 def _until(end_s: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """How many seconds are left until then."""
-    return lambda: end_s - clock()
+    """How many seconds are left until then; an hour at most, however far it is."""
+    return lambda: min(end_s - clock(), _LONGEST_WAIT_S)

@@ -223,6 +223,14 @@ def test_a_chunk_is_decoded_while_the_next_is_on_its_way() -> None:
     assert got.end is End.WHOLE
 
 
+def test_a_deadline_that_never_comes_is_no_error() -> None:
+    with served(Source()) as link:
+        receiver = Receiver(
+            link, lambda *_: None, float("inf"), max(SIZES), recompute_s=lambda _: float("inf")
+        )
+        assert receiver.run().end is End.WHOLE
+
+
 def test_a_request_for_what_was_not_offered_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -31,16 +31,12 @@ class VllmBlendModel:
         """
         self._decoder, self._vllm_config = decoder, vllm_config
         self._layers: list[Any] = list(decoder.layers)
+        attention = self._layers[0].self_attn
         for layer in self._layers:
             _check_layer(layer)
-        attention = self._layers[0].self_attn
-        self._shape = BlendShape(
-            len(self._layers),
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_dim,
-            float(attention.scaling),
-        )
+            if _sizes(layer.self_attn) != _sizes(attention):
+                raise UnsupportedError("blend does not know layers of different sizes")
+        self._shape = BlendShape(len(self._layers), *_sizes(attention))
         rotaries = {id(r): r for r in (layer.self_attn.rotary_emb for layer in self._layers)}
         known = {number: _rope(rotary) for number, rotary in rotaries.items()}
         self._ropes = [known[id(layer.self_attn.rotary_emb)] for layer in self._layers]
@@ -130,6 +126,15 @@ class VllmBlendModel:
     def rope(self, layer: int) -> Rope | None:
         """How the keys of a layer are rotated."""
         return self._ropes[layer]
+
+
+def _sizes(attention: Any) -> tuple[int, int, int, float]:
+    return (
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+        float(attention.attn.impl.scale),
+    )
 
 
 def _check_layer(layer: Any) -> None:

@@ -89,5 +89,6 @@ def check_attention(attention: Any) -> None:
         value = getattr(impl, name, None)
         if not any(value is p or (p is not None and value == p) for p in plain):
             raise UnsupportedError(f"blend does not know attention with {name}={value!r}")
-    if "decoder" not in str(attention.attn_type).lower() or "enc" in str(attention.attn_type):
-        raise UnsupportedError(f"blend does not know {attention.attn_type} attention")
+    kind = getattr(attention.attn_type, "value", attention.attn_type)
+    if kind != "decoder":
+        raise UnsupportedError(f"blend does not know {kind} attention")

@@ -31,6 +31,12 @@ KVIST_INLINE float float_of(u32 bits) {
   return value;
 }
 
+// By masks: where an arm of `?:` is floating-point arithmetic, compilers keep a branch.
+KVIST_INLINE u32 select(bool condition, u32 yes, u32 no) {
+  const u32 mask = 0u - static_cast<u32>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 KVIST_INLINE float from_bf16(u16 value) { return float_of(u32{value} << 16); }
 
 KVIST_INLINE u16 to_bf16(float value) {
@@ -45,7 +51,8 @@ KVIST_INLINE float from_f16(u16 value) {
   // Subnormals: the number of steps of 2^-24, which a float holds exactly.
   const u32 small = bits_of(static_cast<float>(static_cast<i32>(magnitude)) * 0x1p-24f);
   const u32 special = magnitude << 13 | kInfinity;
-  const u32 out = magnitude < 0x0400u ? small : magnitude >= 0x7C00u ? special : normal;
+  const u32 large = select(magnitude >= 0x7C00u, special, normal);
+  const u32 out = select(magnitude < 0x0400u, small, large);
   return float_of(out | u32{static_cast<u16>(value & 0x8000u)} << 16);
 }
 
@@ -54,9 +61,10 @@ KVIST_INLINE u16 to_f16(float value) {
   const u32 normal = (magnitude - ((127u - 15u) << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13;
   // Below 2^-14: adding 1/2 leaves the number of steps of 2^-24 in the last bits.
   const u32 small = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-  const u32 special = magnitude > kInfinity ? 0x7E00u : 0x7C00u;
+  const u32 special = select(magnitude > kInfinity, 0x7E00u, 0x7C00u);
   // From 65520 on a value rounds to infinity.
-  const u32 out = magnitude < 0x38800000u ? small : magnitude >= 0x477FF000u ? special : normal;
+  const u32 large = select(magnitude >= 0x477FF000u, special, normal);
+  const u32 out = select(magnitude < 0x38800000u, small, large);
   return static_cast<u16>(out | (bits >> 16 & 0x8000u));
 }
 
@@ -66,8 +74,8 @@ KVIST_INLINE u8 to_e4m3(float value) {
   const u32 normal = ((magnitude + 0x7FFFF + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
   // Below 2^-6: adding 2^14 leaves the number of steps of 2^-9 in the last bits.
   const u32 small = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
-  const u32 code = magnitude < 0x3C800000u ? small : normal;
-  const u32 most = magnitude >= 0x43E00000u ? 0x7Eu : code;
+  const u32 code = select(magnitude < 0x3C800000u, small, normal);
+  const u32 most = select(magnitude >= 0x43E00000u, 0x7Eu, code);
   return static_cast<u8>(most | (bits >> 24 & 0x80u));
 }
 
@@ -75,7 +83,8 @@ KVIST_INLINE float from_e4m3(u8 code) {
   const u32 magnitude = code & 0x7Fu;
   const u32 normal = (magnitude << 20) + (120u << 23);
   const u32 small = bits_of(static_cast<float>(static_cast<i32>(magnitude)) * 0x1p-9f);
-  const u32 out = magnitude < 8 ? small : magnitude == 0x7Fu ? 0x7FC00000u : normal;
+  const u32 large = select(magnitude == 0x7Fu, 0x7FC00000u, normal);
+  const u32 out = select(magnitude < 8, small, large);
   return float_of(out | u32{static_cast<u8>(code & 0x80u)} << 24);
 }
 

@@ -1,88 +1,34 @@
-"""Blends on the scheduler's side: what is found, promised, ordered, and never saved."""
+"""Blends on the scheduler's side: what is found, promised, ordered and let go."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from vllm_fakes import BLOCK, SLOT_BYTES, FakeRequest, Side, learn_prefill
+from blend_fakes import (
+    KNOBS,
+    PASSAGE,
+    PERMUTED,
+    ask,
+    blending_side,
+    counted,
+    end,
+    pages,
+    promised,
+    serve,
+    start,
+    text,
+)
+from vllm_fakes import BLOCK, SLOT_BYTES, Side, learn_prefill
 
 from kvist.connectors.vllm.blend_plan import BlendLimits
 from kvist.connectors.vllm.blends import BlendKnobs
-from kvist.connectors.vllm.messages import BlendJob, BlendNote, StepReport
+from kvist.connectors.vllm.messages import BlendNote, StepReport
 from kvist.core.events import Cleared, Removed
 from kvist.core.outcome import Tier
-
-PASSAGE = 20 * BLOCK
-KNOBS = BlendKnobs(0.5, BlendLimits(min_tokens=8, max_tokens=10_000), deadline_s=1.0)
-GOOD = BlendNote(blended=True, repaired_tokens=12, deviation_ratio=0.1, seconds=0.5)
-
-
-def text(name: str, tokens: int = PASSAGE) -> list[int]:
-    chosen = random.Random(name)
-    return [chosen.randrange(1000) for _ in range(tokens)]
-
-
-def ask(name: str, tokens: list[int], **fields: object) -> FakeRequest:
-    """A request as vLLM names its pages: by all the tokens before their end."""
-    hashes = [repr(tokens[: i + BLOCK]).encode() for i in range(0, len(tokens) - BLOCK + 1, BLOCK)]
-    return FakeRequest(name, list(tokens), len(tokens), block_hashes=hashes, **fields)  # type: ignore[arg-type]
-
-
-def pages(tokens: list[int]) -> list[int]:
-    return list(range(100, 100 + -(-len(tokens) // BLOCK)))
-
-
-def serve(side: Side, name: str, tokens: list[int]) -> FakeRequest:
-    """A request is computed to its end and all its blocks are saved."""
-    req = ask(name, tokens)
-    side.save_all(req, pages(tokens))
-    return req
 
 
 @pytest.fixture
 def side() -> Side:
-    """The worker can blend; passages a, b and c were each served alone."""
-    side = Side(blend=KNOBS)
-    side.side.heard(StepReport(can_blend=True), set())
-    for name in "abc":
-        serve(side, name, text(name))
-    return side
-
-
-def promised(side: Side, req: FakeRequest, computed: int = 0) -> tuple[int | None, bool]:
-    side.side.arrive(req)
-    return side.side.matched(req, computed)
-
-
-def start(side: Side, req: FakeRequest, computed: int = 0) -> BlendJob:
-    """Promised, given pages, ordered."""
-    tokens, waits = promised(side, req, computed)
-    assert tokens
-    assert waits
-    side.side.allocated(req, pages(req.tokens), computed, tokens)
-    plan = side.idle()
-    assert plan.loads == []
-    (job,) = plan.blends
-    return job
-
-
-def end(side: Side, req: FakeRequest, job: BlendJob, note: BlendNote | None = GOOD) -> None:
-    """The worker reports; without a note, that it failed."""
-    blends = {job.job_id: note} if note is not None else {}
-    failed = {job.job_id} if note is None else set()
-    side.side.heard(StepReport({job.job_id: 1}, failed, blends=blends), {req.request_id})
-
-
-def counted(side: Side, outcome: str) -> float:
-    return side.side.tally.take().get(f"kvist_blend_requests_total.{outcome}", 0)
-
-
-def saved_keys(side: Side) -> int:
-    return len(side.store.blocks)
-
-
-PERMUTED = text("c") + text("a") + text("b") + text("question", 10)
+    return blending_side()
 
 
 def test_permuted_passages_are_promised_up_to_the_last_page_of_the_last_span(side: Side) -> None:
@@ -146,78 +92,6 @@ def test_too_few_reusable_tokens_are_not_worth_it(side: Side) -> None:
     assert other.idle().blends == []
 
 
-def test_blended_blocks_and_what_follows_them_are_never_saved(side: Side) -> None:
-    req = ask("new", PERMUTED)
-    before = saved_keys(side)
-    job = start(side, req)
-    end(side, req, job)
-    req.num_computed_tokens = len(job.tokens)
-    plan = side.run(req, len(PERMUTED) - len(job.tokens), pages(PERMUTED))
-    assert plan.saves == []  # its prefix was there before
-    req.tokens += text("answer", 40)
-    assert side.run(req, 40, pages(req.tokens)).saves == []
-    assert side.side.finish(req, pages(req.tokens)) is False
-    assert saved_keys(side) == before
-
-
-def test_a_request_that_hits_blended_pages_of_the_engine_saves_nothing_on_top(side: Side) -> None:
-    """vLLM keeps blended pages for whoever begins with the same tokens."""
-    first = ask("new", PERMUTED)
-    end(side, first, start(side, first))
-    follower = ask("next", PERMUTED[: 3 * PASSAGE] + text("follow", 40))
-    promised(side, follower, computed=2 * PASSAGE)
-    follower.num_computed_tokens = 2 * PASSAGE
-    rest = len(follower.tokens) - 2 * PASSAGE
-    assert side.run(follower, rest, pages(follower.tokens)).saves == []
-
-
-def test_a_request_that_hits_only_pages_before_the_blended_ones_is_saved_whole(side: Side) -> None:
-    first = ask("new", PERMUTED)
-    end(side, first, start(side, first))
-    follower = ask("next", text("c") + text("else", 40))
-    promised(side, follower, computed=PASSAGE)
-    follower.num_computed_tokens = PASSAGE
-    (save,) = side.run(follower, 40, pages(follower.tokens)).saves
-    assert len(save.slots) == 40 // BLOCK
-
-
-def test_a_preempted_blend_that_is_computed_whole_is_saved(side: Side) -> None:
-    req = ask("new", PERMUTED)
-    end(side, req, start(side, req))
-    req.num_preemptions = 1
-    side.store.full = True  # no lease: this time it is computed
-    assert side.side.matched(req, 0) == (0, False)
-    side.store.full = False
-    plan = side.run(req, len(PERMUTED), pages(PERMUTED))
-    (save,) = plan.saves
-    assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
-
-
-def test_what_the_worker_failed_at_is_computed_and_saved(side: Side) -> None:
-    req = ask("new", PERMUTED)
-    end(side, req, start(side, req), None)
-    assert counted(side, "failed") == 1
-    assert side.store.open_leases == 0
-    assert side.side.matched(req, 0) == (PASSAGE, True)  # not once more; the prefix is still there
-    side.side.allocated(req, pages(PERMUTED), 0, PASSAGE)
-    (load,) = side.idle().loads
-    side.side.heard(StepReport({load.job_id: 1}), {"new"})
-    req.num_computed_tokens = PASSAGE
-    (save,) = side.run(req, len(PERMUTED) - PASSAGE, pages(PERMUTED)).saves
-    assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
-
-
-def test_what_deviates_was_computed_whole_by_the_worker_and_is_saved(side: Side) -> None:
-    req = ask("new", PERMUTED)
-    job = start(side, req)
-    note = BlendNote(blended=False, repaired_tokens=9, deviation_ratio=2.0, seconds=1.0)
-    end(side, req, job, note)
-    assert counted(side, "deviates") == 1
-    req.num_computed_tokens = len(job.tokens)
-    (save,) = side.run(req, 10, pages(PERMUTED)).saves
-    assert len(save.slots) == 2 * PASSAGE // BLOCK + 10 // BLOCK
-
-
 def test_a_load_that_takes_longer_than_computing_is_cut_off(side: Side) -> None:
     """What has arrived by then is used."""
     learn_prefill(side)
@@ -232,30 +106,26 @@ def test_a_load_that_takes_longer_than_computing_is_cut_off(side: Side) -> None:
     assert side.side.matched(req, 0) == (2 * PASSAGE, True)
 
 
-def test_blends_that_are_slower_than_computing_are_left_and_tried_again_later(side: Side) -> None:
+def test_blends_that_are_slower_than_computing_are_left_and_not_for_ever(side: Side) -> None:
     learn_prefill(side)
     slow = BlendNote(blended=True, repaired_tokens=12, deviation_ratio=0.1, seconds=60.0)
-    asked, order = 0, text("b") + text("a") + text("c")
-
-    def declines() -> bool:
-        nonlocal asked
-        asked += 1
-        req = ask(f"r{asked}", order + text("q", 9))
+    for i in range(20):
+        prompt = text("c") + text("a") + text("b") + text(f"question {i}", 10)
+        req = ask(f"slow-{i}", prompt)
         tokens, _ = promised(side, req)
-        if tokens == PASSAGE:  # what a prefix gives
-            side.side.finish(req, pages(req.tokens))
-            return True
-        side.side.allocated(req, pages(req.tokens), 0, tokens or 0)
-        (job,) = side.idle().blends
-        end(side, req, job, slow)
-        side.side.finish(req, pages(req.tokens))
-        return False
-
-    while not declines():
-        assert asked < 20
+        assert tokens
+        side.side.allocated(req, pages(prompt), 0, tokens)
+        plan = side.idle()
+        if not plan.blends:
+            break
+        end(side, req, plan.blends[0], slow)
+    assert 0 < i < 19
     assert counted(side, "recompute_faster") == 1
-    while declines():
-        assert asked < 500
+    assert tokens == PASSAGE  # the ordinary prefix
+    for j in range(300):
+        if promised(side, ask(f"later-{j}", PERMUTED))[0] != PASSAGE:
+            return
+    raise AssertionError("a stall has ended blending for good")
 
 
 def test_a_good_blend_is_counted_and_lets_go_of_its_blocks(side: Side) -> None:
@@ -375,6 +245,28 @@ def test_pages_for_another_promise_are_refused_and_reported(side: Side) -> None:
     assert side.store.open_leases == 0
 
 
+def test_an_order_that_fails_half_way_is_taken_back(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker must not fill pages that it is told to report as lost."""
+
+    def broken(page_hash: bytes) -> None:
+        raise MemoryError(page_hash)
+
+    req = ask("new", PERMUTED)
+    tokens, _ = promised(side, req)
+    assert tokens
+    monkeypatch.setattr(side.taint, "add", broken)
+    with pytest.raises(MemoryError):
+        side.side.allocated(req, pages(PERMUTED), 0, tokens)
+    side.side.refuse(req, pages(PERMUTED), 0, tokens)
+    monkeypatch.undo()
+    plan = side.idle()
+    assert plan.blends == []
+    assert plan.loads[0].lost == tuple(pages(PERMUTED)[: tokens // BLOCK])
+    assert side.store.open_leases == 0
+
+
 def test_an_index_that_fails_leaves_the_ordinary_load(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +282,15 @@ def test_full_dram_means_no_blend(side: Side) -> None:
     side.store.full = True
     assert promised(side, ask("new", PERMUTED)) == (0, False)
     assert side.store.open_leases == 0
+
+
+def test_a_long_prompt_is_blended_up_to_a_limit() -> None:
+    few = BlendKnobs(0.5, BlendLimits(8, 2 * PASSAGE + 5), deadline_s=1.0)
+    other = Side(blend=few)
+    other.side.heard(StepReport(can_blend=True), set())
+    for name in "abc":
+        serve(other, name, text(name))
+    assert len(start(other, ask("new", PERMUTED)).tokens) == 2 * PASSAGE + BLOCK
 
 
 def test_at_least_one_token_is_left_to_the_engine(side: Side) -> None:
