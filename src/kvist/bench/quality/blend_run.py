@@ -16,6 +16,7 @@ from kvist.bench.quality.samples import BlendSample, SampleLog, Settings
 from kvist.bench.quality.texts import Question
 
 PASSAGES = 6
+_MOST_NATS = 1e3  # in place of infinity, which JSON has not
 PASSAGE_TOKENS = 192  # longer ones are cut, and the answer may be lost with the rest
 
 
@@ -152,7 +153,7 @@ def _blended(way: str, number: int, stored: Stored, found: Blended) -> BlendSamp
         cached_tokens=found.cached_tokens,
         question_tokens=len(prompt.question),
         repaired_tokens=found.repaired_tokens,
-        kl_nats=[float(f"{value:.4g}") for value in found.comparison.kl_nats],
+        kl_nats=[float(f"{min(value, _MOST_NATS):.4g}") for value in found.comparison.kl_nats],
         same_top=int(found.comparison.same_top.sum()),
         greedy_same_tokens=found.same_tokens,
         greedy_tokens=len(stored.answer),
