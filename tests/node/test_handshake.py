@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -239,6 +240,34 @@ def test_no_node_is_said_in_one_line(path: Path) -> None:
         NodeStore(path, attach(1))
     with pytest.raises(NodeAwayError, match="no node listens"):
         ask(path, "status")
+
+
+def test_node_without_descriptors_refuses_and_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_pipe(flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with serving(path):
+        with Raw(path) as raw, monkeypatch.context() as patch:
+            patch.setattr(os, "pipe2", no_pipe)
+            reply = raw.hello()
+            assert isinstance(reply, m.Refused)
+            assert "Too many open files" in reply.reason
+        with NodeStore(path, attach(1)) as store:
+            assert all(put(store, range(2)))
+
+
+def test_store_that_fails_to_open_in_any_way_is_refused(path: Path) -> None:
+    """Three times: a thread that died of it would be missed by the third."""
+
+    def fails(*wanted: object) -> TieredStore:
+        raise ValueError("no slot fits")
+
+    with serving(path, fails):
+        for _ in range(3):
+            with pytest.raises(NodeRefusedError, match="no slot fits"):
+                NodeStore(path, attach(1), clock=Later())
 
 
 def test_unknown_question_is_refused(path: Path) -> None:

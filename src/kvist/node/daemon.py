@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,9 @@ def serve(
         OSError: the socket cannot be made.
     """
     place.make_folder()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a client, and those of the log
+    _log.debug("%d open files in place of %d", hard, soft)
     lock = NodeLock(place, wait_s=wait_s)
     try:
 

@@ -208,7 +208,11 @@ class NodeServer:
             return
         arena = found.store.arena
         self._last_session += 1
-        life, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            life, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:  # no descriptor is left
+            self._refuse(peer, f"the node cannot take a client: {error}", for_good=False)
+            return
         welcome = m.Welcome(
             protocol,
             os.getpid(),

@@ -34,7 +34,9 @@ class SlowWork:
             thread.start()
 
     def submit(self, call: Call, then: Then) -> None:
-        """Calls `then` with what `call` returns, or with the `KvistError` or `OSError` it raises.
+        """Calls `then` with what `call` returns, or with the error it raises.
+
+        That may be a `KvistError`, an `OSError` or a `ValueError`.
 
         Raises:
             StoreError: too much is queued.
@@ -66,7 +68,7 @@ class SlowWork:
             result: object
             try:
                 result = call()
-            except (KvistError, OSError) as error:
+            except (KvistError, OSError, ValueError) as error:
                 _log.warning("%s", error)
                 result = error
             self._done.append((then, result))
