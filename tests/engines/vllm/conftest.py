@@ -22,6 +22,7 @@ if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
 StartEngine = Callable[..., Any]
+_running: list[Any] = []  # in the order of their starts
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,22 @@ def start_engine(
 
         def start(*, model: Path = smollm2_folder, **arguments: Any) -> VllmEngine:
             log = tmp_path_factory.mktemp("engine") / "log"
-            return stack.enter_context(VllmEngine(model, log, **arguments))
+            engine = stack.enter_context(VllmEngine(model, log, **arguments))
+            _running.append(engine)
+            return engine
 
         yield start
+    _running.clear()
+
+
+@pytest.fixture(autouse=True)
+def _a_test_ends_what_it_started() -> Iterator[None]:
+    """An engine takes 3 GB: only those of the module's own fixtures outlive a test."""
+    before = len(_running)
+    yield
+    for engine in _running[before:]:
+        engine.close()
+    del _running[before:]
 
 
 @pytest.fixture(scope="session")
