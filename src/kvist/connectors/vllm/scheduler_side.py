@@ -94,6 +94,7 @@ class SchedulerSide:
             self._blends.marks(seq, computed_tokens)
             answer = self._try_blend(self._blends, seq, computed_tokens)
             if answer is not None:
+                self._loads.withdraw(request.request_id)  # leased before blends were possible
                 return answer
         return self._loads.offer(seq, computed_tokens)
 

@@ -76,6 +76,24 @@ def test_nothing_is_blended_before_the_worker_has_said_that_it_can() -> None:
     assert side.side._blends.busy() is False
 
 
+def test_a_load_from_before_the_worker_could_blend_is_let_go() -> None:
+    side = Side(blend=KNOBS)
+    for name in "abc":
+        serve(side, name, text(name))
+    req = ask("new", PERMUTED)
+    side.store.slow = True
+    assert promised(side, req) == (None, False)
+    side.store.slow = False
+    side.side.heard(StepReport(can_blend=True), set())
+    tokens, _ = side.side.matched(req, 0)
+    assert tokens == 3 * PASSAGE
+    side.side.allocated(req, pages(PERMUTED), 0, tokens)
+    (job,) = side.idle().blends
+    side.side.finish(req, pages(PERMUTED))
+    end(side, req, job)
+    assert side.store.open_leases == 0
+
+
 def test_new_text_is_left_to_an_ordinary_load(side: Side) -> None:
     prompt = text("c") + text("new", 50)
     assert promised(side, ask("new", prompt)) == (PASSAGE, True)
