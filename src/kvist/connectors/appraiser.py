@@ -135,8 +135,8 @@ class Appraiser:
 
     @property
     def prefill(self) -> PrefillCoefficients | None:
-        """What is believed of prefill times; `None` as long as no pass was seen."""
-        return self._prefill.coefficients if self.settled else None
+        """What is believed of prefill times; `None` as long as no pass was seen, or none counts."""
+        return self._prefill.coefficients if self._planned and self.settled else None
 
     def load_s(self, tiers: Sequence[Tier]) -> float:
         """Predicted seconds to bring a block from each of `tiers` to the engine, and copy it."""

@@ -209,3 +209,9 @@ def test_a_load_from_a_slow_tier_takes_as_long_as_it_was_seen_to() -> None:
     slow = appraiser.load_s([Tier.SSD, Tier.DRAM, Tier.SSD])
     assert slow == pytest.approx(0.2, rel=0.2)
     assert appraiser.load_s([Tier.SSD] * 4) == pytest.approx(2 * slow, rel=0.2)
+
+
+def test_where_nothing_is_planned_prefill_times_decide_nothing() -> None:
+    """A blend that is told to happen must not depend on how fast the machine is that day."""
+    assert _learned().prefill is not None
+    assert _learned(planned=False).prefill is None
