@@ -68,8 +68,8 @@ class ConnectorConfig(Section, frozen=True):
         Meta(
             description="`planned`: of what matched, as much is loaded as is predicted to be "
             "faster than computing it, from speeds that are learned while the engine works, and a "
-            "load that falls behind is cut off. `always`: everything that matched is loaded, and what "
-            "`blend` finds is blended."
+            "load that falls behind is cut off. `always`: everything that matched is loaded, and "
+            "what `blend` finds is blended."
         ),
     ] = "planned"
     save_unseen: Annotated[
