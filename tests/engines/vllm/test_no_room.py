@@ -28,11 +28,14 @@ def test_dram_smaller_than_one_prompt_and_a_tiny_disk_tier_only_cost_hits(
     for _ in range(2):  # its tail pushes its head off the disk: right, whether loaded or not
         assert engine.generate([LONG], salt="again").tokens == reference.of([LONG])
         engine.reset()
-    for _ in range(2):  # the second time, what DRAM can hold at once is loaded
+    before = at_first = engine.loaded_tokens()
+    for _ in range(20):  # once it was saved, for which DRAM must have room, it is loaded
         before = engine.loaded_tokens()
+        if before > at_first:
+            break
         assert engine.generate(MEDIUM[:1], salt="again").tokens == reference.of(MEDIUM[:1])
         engine.reset()
-    assert engine.loaded_tokens() > before
+    assert before > at_first
     held = sum(p.stat().st_blocks * 512 for p in folder.rglob("*") if p.is_file())
     assert held <= 24 << 20
 
