@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engine import FEW, LONG, MEDIUM, TREE, Reference, kvist
+from vllm_engine import FEW, LONG, MEDIUM, TREE, Reference, VllmEngine, kvist
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPTS = [*FEW, *TREE[:8]]
+
+
+def _refused(engine: VllmEngine) -> float:
+    return engine.metrics().get("kvist_no_space", 0.0)
 
 
 def test_dram_smaller_than_one_prompt_and_a_tiny_disk_tier_only_cost_hits(
@@ -28,14 +32,17 @@ def test_dram_smaller_than_one_prompt_and_a_tiny_disk_tier_only_cost_hits(
     for _ in range(2):  # its tail pushes its head off the disk: right, whether loaded or not
         assert engine.generate([LONG], salt="again").tokens == reference.of([LONG])
         engine.reset()
-    before = at_first = engine.loaded_tokens()
-    for _ in range(20):  # once it was saved, for which DRAM must have room, it is loaded
-        before = engine.loaded_tokens()
-        if before > at_first:
-            break
+    refused = _refused(engine)
+    for turn in range(20):  # the second time, what DRAM can hold at once is loaded
+        before, refused_before = engine.loaded_tokens(), refused
+        refused = _refused(engine)
         assert engine.generate(MEDIUM[:1], salt="again").tokens == reference.of(MEDIUM[:1])
         engine.reset()
-    assert before > at_first
+        if engine.loaded_tokens() > before:
+            break
+        # Nothing but a save that found no room is an excuse: the disk may be slow today.
+        assert turn == 0 or _refused(engine) > refused_before
+    assert engine.loaded_tokens() > before
     held = sum(p.stat().st_blocks * 512 for p in folder.rglob("*") if p.is_file())
     assert held <= 24 << 20
 

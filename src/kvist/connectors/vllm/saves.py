@@ -78,7 +78,10 @@ class Saves:
             return
         keys = seq.chain.extend(request.all_token_ids)
         blocks = self._worth(seq, keys, blocks)
-        blocks = blocks[: max(0, self.store.room_blocks(seq.tenant))]
+        room = self.store.room_blocks(seq.tenant)
+        if room < 1 and blocks:
+            self.tally.add("kvist_no_space_total", 1)
+        blocks = blocks[: max(0, room)]
         if not blocks:
             return
         try:

@@ -115,6 +115,19 @@ def test_no_space_is_tried_again_in_the_next_step() -> None:
     assert job.pages == ((10,), (11,))
 
 
+def test_a_save_for_which_there_is_no_room_is_counted_and_offered_again() -> None:
+    side = Side()
+    side.store.room = 0
+    req = request("a", 2 * BLOCK)
+    side.side.arrive(req)
+    assert side.run(req, BLOCK, TABLE).saves == []
+    assert side.side.tally.take()["kvist_no_space_total"] == 1
+    side.store.room = 1 << 30
+    (job,) = side.run(req, BLOCK, TABLE).saves
+    assert len(job.pages) == 2
+    assert "kvist_no_space_total" not in side.side.tally.take()
+
+
 def test_save_takes_the_head_of_what_there_is_room_for() -> None:
     side = Side()
     side.store.room = 1
