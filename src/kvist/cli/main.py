@@ -34,6 +34,8 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve", "serve a model with vLLM and Kvist"),
     Command("node", "node", "share one store between the engines of this host"),
+    Command("up", "up", "start nodes and engines on a Ray cluster"),
+    Command("down", "down", "end what `kvist up` started"),
     Command("demo", "demo", "show on this machine what Kvist saves"),
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),

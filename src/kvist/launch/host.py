@@ -1,0 +1,219 @@
+"""One host of a cluster: a node and the engines beside it.
+
+Run as `python -m kvist.launch.host`. The first line on stdin holds the orders (`HostOrders`, JSON);
+stdout gets a line (`HostReport`) whenever something changed. The end of stdin, whatever its cause,
+ends the engines and then the node, which writes what is not on SSD yet: so nothing outlives whoever
+gave the orders. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from kvist.core.errors import NodeAwayError, NodeRefusedError
+from kvist.launch.child import Child, Phase, stop_all
+from kvist.launch.spec import ChildReport, EngineSpec, HostOrders, HostReport, for_node
+from kvist.node import control
+from kvist.node.place import Place, default_socket
+
+_TICK_S = 0.25
+_ANSWER_S = 2.0
+_PORTS = 200
+_MOST_ORDERS_BYTES = 4 << 20
+_READ_BYTES = 64 << 10
+_KVIST = (sys.executable, "-m", "kvist.cli.main")
+_NODE_STOPS = ((signal.SIGTERM, 90.0), (signal.SIGKILL, 5.0))
+_ENGINE_STOPS = ((signal.SIGTERM, 35.0), (signal.SIGKILL, 5.0))
+_OF_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them for its own worker
+
+
+class Host:
+    """The processes of one host."""
+
+    def __init__(self, orders: HostOrders, env: Mapping[str, str]) -> None:
+        """Writes the configuration; starts nothing yet.
+
+        Raises:
+            ConfigError: the folder is open to other users.
+            OSError: it cannot be written.
+        """
+        self._orders = orders
+        name = f"{orders.name}-{orders.node}"
+        self.folder = Path(orders.folder) if orders.folder else default_socket().parent / name
+        self.place = Place(self.folder / "node.sock")
+        self.place.make_folder()
+        self._config = self.folder / "kvist.yaml"
+        tree = for_node(orders.kvist, orders.node)
+        tree["node"] = {**tree.get("node", {}), "socket": os.fspath(self.place.socket)}
+        with open(self._config, "w", opener=_private) as stream:
+            yaml.safe_dump(tree, stream)
+        self._env = {name: value for name, value in env.items() if not _is_rays(name)}
+        self._node = Child(
+            "node",
+            command=lambda: [*_KVIST, "node", f"--config={self._config}", "--replace"],
+            env=self._env,
+            log=self.folder / "node.log",
+            serves=self._node_serves,
+            stops=_NODE_STOPS,
+        )
+        self._engines: list[tuple[Child, list[str]]] = []
+        gpus = list(orders.gpu_ids)
+        for spec in orders.engines:
+            for _ in range(spec.per_host):
+                mine, gpus = gpus[: spec.gpus], gpus[spec.gpus :]
+                self._engines.append(self._engine(spec, mine))
+
+    def _engine(self, spec: EngineSpec, gpu_ids: list[str]) -> tuple[Child, list[str]]:
+        url = [""]
+        number = len(self._engines)
+        env = {**self._env, **spec.env}
+        if gpu_ids:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
+
+        def command() -> list[str]:
+            port = self._free_port(spec, but=url)
+            url[0] = f"http://{spec.host}:{port}"
+            return [
+                *(*_KVIST, "serve", spec.model, f"--host={spec.host}", f"--port={port}"),
+                *(f"--config={self._config}", "--set=store.where=node", *spec.args),
+            ]
+
+        child = Child(
+            spec.model,
+            command=command,
+            env=env,
+            log=self.folder / f"engine-{number}.log",
+            serves=lambda: _healthy(url[0]),
+            stops=_ENGINE_STOPS,
+        )
+        return child, url
+
+    def _free_port(self, spec: EngineSpec, but: list[str]) -> int:
+        """The first port from the wanted one on that nobody has; the wanted one if all are taken."""
+        taken = {url[0].rpartition(":")[2] for _, url in self._engines if url is not but}
+        for port in range(spec.port, min(spec.port + _PORTS, 65_536)):
+            if str(port) not in taken and _is_free(spec.host, port):
+                return port
+        return spec.port
+
+    def _node_serves(self) -> bool:
+        try:
+            return bool(
+                control.ask(self.place.socket, "status", deadline_s=_ANSWER_S)["pid"]
+                == self._node.pid
+            )
+        except (NodeAwayError, NodeRefusedError):
+            return False
+
+    def tick(self) -> None:
+        """Looks after every process; engines start once the node serves."""
+        self._node.tick()
+        for child, _ in self._engines:
+            child.tick(may_start=self._node.phase is Phase.READY)
+
+    def stop(self) -> None:
+        """Ends the engines, then the node."""
+        stop_all([child for child, _ in self._engines])
+        stop_all([self._node])
+
+    def report(self) -> HostReport:
+        """What holds now."""
+
+        def told(child: Child, url: str) -> ChildReport:
+            shown = url if child.phase is Phase.READY else ""
+            return ChildReport(
+                child.what, str(child.phase), child.restarts, child.pid, shown, child.detail
+            )
+
+        return HostReport(
+            node=self._orders.node,
+            machine=socket.gethostname(),
+            socket=os.fspath(self.place.socket),
+            children=(told(self._node, ""), *(told(child, url[0]) for child, url in self._engines)),
+        )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _is_rays(name: str) -> bool:
+    return name.startswith("RAY_") or name in _OF_RAY
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _healthy(url: str) -> bool:
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def _read_orders(fd: int) -> HostOrders:
+    held = b""
+    while b"\n" not in held:
+        data = os.read(fd, _READ_BYTES)
+        if not data or len(held) > _MOST_ORDERS_BYTES:
+            raise SystemExit("kvist.launch.host: no orders on stdin")
+        held += data
+    return msgspec.json.decode(held.partition(b"\n")[0], type=HostOrders)
+
+
+def run(stdin: int, tell: Callable[[HostReport], None]) -> None:
+    """Follows the orders that come on `stdin` until it ends, or until a signal."""
+    ended = False
+
+    def end(_number: int, _frame: object) -> None:
+        nonlocal ended
+        ended = True
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    host = Host(_read_orders(stdin), os.environ)
+    last: HostReport | None = None
+    try:
+        while not ended:
+            host.tick()
+            if (report := host.report()) != last:
+                tell(report)
+                last = report
+            readable, _, _ = select.select([stdin], [], [], _TICK_S)
+            ended = ended or (bool(readable) and not os.read(stdin, _READ_BYTES))
+    finally:
+        host.stop()
+        tell(host.report())
+
+
+def _tell(report: HostReport) -> None:
+    try:
+        print(json.dumps(msgspec.to_builtins(report)), flush=True)
+    except BrokenPipeError:  # whoever listened is gone; stdin says so as well
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    run(sys.stdin.fileno(), _tell)

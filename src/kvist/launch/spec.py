@@ -1,0 +1,151 @@
+"""What `kvist up` reads: which engines, on how many hosts, with which configuration of Kvist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from kvist.core.errors import ConfigError
+
+_MOST_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+NODE_WORD = "{node}"
+
+
+class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A vLLM server of which every host runs `per_host`."""
+
+    model: str
+    per_host: Annotated[int, Meta(ge=1, le=64)] = 1
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Meta(ge=1, le=65_000)] = 8000
+    """The first port that is tried; the next free one is taken."""
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 0
+    args: tuple[str, ...] = ()
+    """Options of vLLM."""
+    env: dict[str, str] = {}
+
+
+class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole cluster."""
+
+    name: str = "kvist"
+    ray: str = "auto"
+    """Address of the Ray cluster."""
+    hosts: Annotated[int, Meta(ge=1)] | Literal["all"] = "all"
+    """Ray nodes to use."""
+    cpus: Annotated[float, Meta(ge=0)] = 0
+    """CPUs that Ray sets aside on each of them."""
+    kvist: dict[str, Any] = {}
+    """Configuration of the nodes and the engines; `{node}` in a text is the Ray node's id."""
+    engines: tuple[EngineSpec, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a host needs."""
+        return sum(engine.gpus * engine.per_host for engine in self.engines)
+
+
+class HostOrders(Struct, frozen=True):
+    """What one host has to run."""
+
+    name: str
+    node: str
+    """Short id of the host."""
+    folder: str
+    """Where its socket, its configuration and its logs stand; empty: in the user's runtime one."""
+    kvist: dict[str, Any]
+    engines: tuple[EngineSpec, ...]
+    gpu_ids: tuple[str, ...] = ()
+
+
+class ChildReport(Struct, frozen=True):
+    """One process of a host."""
+
+    what: str
+    """`node`, or the engine's model."""
+    phase: str
+    restarts: int = 0
+    pid: int = 0
+    url: str = ""
+    detail: str = ""
+    """The last line it said, or why it ended."""
+
+
+class HostReport(Struct, frozen=True):
+    """Everything that runs on one host."""
+
+    node: str
+    machine: str
+    socket: str
+    children: tuple[ChildReport, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every process serves."""
+        return bool(self.children) and all(child.phase == "ready" for child in self.children)
+
+
+def read_spec(path: Path) -> ClusterSpec:
+    """The cluster that a YAML file describes.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or says what is not understood.
+    """
+    try:
+        raw = path.expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror or error}",
+            path=str(path),
+            remedy="give the path of a cluster's YAML file; docs/ray.md has one",
+        ) from error
+    if len(raw) > _MOST_FILE_BYTES:
+        raise ConfigError("is above 1 MiB", path=str(path), remedy="is it the right file?")
+    try:
+        tree = yaml.safe_load(raw.decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        fault = " ".join(str(error).split())
+        raise ConfigError(f"is not YAML: {fault}", path=str(path), remedy="see docs/ray.md") from (
+            error
+        )
+    try:
+        spec = msgspec.convert(tree or {}, ClusterSpec)
+    except msgspec.ValidationError as error:
+        fault, _, where = str(error).partition(" - at ")
+        raise ConfigError(
+            f"{fault[:1].lower()}{fault[1:]}",
+            path=where.strip("`") or "$",
+            origin=str(path),
+            remedy="see docs/ray.md",
+        ) from error
+    if not _NAME.fullmatch(spec.name):
+        raise ConfigError(
+            f"cannot be {spec.name!r}",
+            path="$.name",
+            origin=str(path),
+            remedy="use at most 32 lower-case letters, digits and hyphens",
+        )
+    return spec
+
+
+def for_node(tree: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """`tree` with `{node}` in its texts replaced."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(NODE_WORD, node)
+        if isinstance(value, Mapping):
+            return {key: filled(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [filled(inner) for inner in value]
+        return value
+
+    return {key: filled(value) for key, value in tree.items()}

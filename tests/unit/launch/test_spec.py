@@ -1,0 +1,85 @@
+"""A cluster's file: what it may say, and one line for what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvist.core.errors import ConfigError
+from kvist.launch.spec import ClusterSpec, EngineSpec, for_node, read_spec
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    spec = read_spec(
+        _file(
+            tmp_path,
+            """
+name: chat
+hosts: 2
+cpus: 4
+kvist:
+  store:
+    dram: {capacity: 8GiB}
+engines:
+  - model: org/model
+    per_host: 2
+    gpus: 1
+    args: [--max-model-len, "8192"]
+""",
+        )
+    )
+    engine = EngineSpec(model="org/model", per_host=2, gpus=1, args=("--max-model-len", "8192"))
+    kvist = {"store": {"dram": {"capacity": "8GiB"}}}
+    assert spec == ClusterSpec(name="chat", hosts=2, cpus=4, kvist=kvist, engines=(engine,))
+    assert spec.gpus == 2
+
+
+def test_an_empty_file_is_a_node_on_every_host(tmp_path: Path) -> None:
+    assert read_spec(_file(tmp_path, "")) == ClusterSpec()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("engines: [{modle: x}]", "$.engines[...]"),
+        ("engines: [{model: x, port: 99999}]", "$.engines[...].port"),
+        ("hosts: 0", "$.hosts"),
+        ("hosts: some", "$.hosts"),
+        ("nodes: 2", "unknown field `nodes`"),
+        ("name: Größe", "$.name"),
+        ("name: [", "is not YAML"),
+        ("- a", "expected `object`"),
+    ],
+)
+def test_each_fault_is_one_line_that_names_the_place(
+    tmp_path: Path, text: str, wanted: str
+) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_spec(path)
+    line = str(caught.value)
+    assert wanted in line
+    assert str(path) in line
+    assert "\n" not in line
+    assert caught.value.remedy
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file"):
+        read_spec(tmp_path / "absent.yaml")
+
+
+def test_the_node_s_id_is_filled_into_every_text() -> None:
+    tree = {"store": {"ssd": {"path": "/nvme/{node}"}, "paths": ["{node}/a", 3]}, "n": 1}
+    assert for_node(tree, "abc") == {
+        "store": {"ssd": {"path": "/nvme/abc"}, "paths": ["abc/a", 3]},
+        "n": 1,
+    }
+    assert tree["store"]["ssd"]["path"] == "/nvme/{node}"  # type: ignore[index]
