@@ -74,6 +74,7 @@ class Directory:
         self._table = OwnerTable(limits.most_keys)
         self._sources: dict[str, _Source] = {}
         self._names: list[str | None] = []
+        self._asking: dict[str, Follower] = {}  # those that may have something to ask
         self.counts = Counts()
 
     def __len__(self) -> int:
@@ -96,6 +97,7 @@ class Directory:
         if source is None:
             return
         progress = source.follower.take(batch, now_s)
+        self._mind(source.follower)
         if progress.restarted:
             self._table.drop(source.number)
             self.counts.restarts += 1
@@ -112,16 +114,18 @@ class Directory:
         if incarnation > source.follower.incarnation:
             self._table.drop(source.number)
         source.follower.expect(incarnation, now_s)
+        self._mind(source.follower)
 
     def asks(self, now_s: float) -> list[Ask]:
         """What to ask publishers for now, so that gaps close."""
-        asks = [ask for s in self._sources.values() if (ask := s.follower.ask(now_s)) is not None]
+        asks = [a for f in self._asking.values() if (a := f.ask(now_s)) is not None]
         self.counts.asks += len(asks)
         return asks
 
     def drop(self, node: str) -> None:
         """A publisher is gone: nothing of it counts, and it is followed no more."""
         source = self._sources.pop(node, None)
+        self._asking.pop(node, None)
         if source is not None:
             self._table.drop(source.number)
             self._names[source.number] = None
@@ -162,7 +166,7 @@ class Directory:
     @property
     def complete(self) -> bool:
         """Whether everything that was heard of has been applied."""
-        return all(source.follower.complete for source in self._sources.values())
+        return not self._asking
 
     def nodes(self) -> list[str]:
         """The publishers that are followed."""
@@ -194,6 +198,12 @@ class Directory:
             self._table.remove(number, _BIT_OF[event.tier], event.keys)
         elif isinstance(event, Cleared):
             self._table.drop(number)
+
+    def _mind(self, follower: Follower) -> None:
+        if follower.complete:
+            self._asking.pop(follower.node, None)
+        else:
+            self._asking[follower.node] = follower
 
     def _source(self, node: str) -> _Source | None:
         source = self._sources.get(node)

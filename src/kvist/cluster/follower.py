@@ -1,4 +1,4 @@
-"""One publisher's stream as one reader sees it: in order, without gaps, or asking for what is missing.
+"""One publisher's stream as one reader sees it: in order, and asking for what is missing.
 
     number <= last             a duplicate: ignored
     number == last + 1         applied; then what was held and follows on
@@ -7,7 +7,8 @@
     higher incarnation         the publisher was restarted: everything of before is void
     lower incarnation          a late message of a former start: ignored
 
-A stock engine names no incarnation (0); its number 0 after others says that it was restarted. An ask is repeated, ever more rarely, until the gap is closed. No clock of another host is ever read.
+A stock engine names no incarnation (0); its number 0 after others says that it was restarted. An
+ask is repeated, ever more rarely, until the gap is closed. No clock of another host is ever read.
 """
 
 from __future__ import annotations

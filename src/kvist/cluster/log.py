@@ -1,8 +1,9 @@
 """What a node publishes: numbered batches, a bounded buffer to replay, and dumps.
 
 Events wait until they are *sealed* into a batch, which takes the next number. What is present is
-kept up to date at sealing, never before, so a dump is by construction the state after the batch whose
-number it takes (its watermark), whatever happens meanwhile. Not thread-safe: the caller's lock.
+kept up to date at sealing, never before, so a dump is by construction the state after the batch
+whose number it takes (its watermark), whatever happens meanwhile. Not thread-safe: the caller's
+lock.
 """
 
 from __future__ import annotations
@@ -123,6 +124,11 @@ class EventLog:
         if dump is None or dump.number + 1 < oldest:
             dump = self._dump = self._made_dump(now_s)
         return [dump, *(batch for batch in self._buffer if batch.number > dump.number)]
+
+    def buffered(self, number: int) -> Sealed | None:
+        """A batch that can still be replayed."""
+        oldest = self._buffer[0].number if self._buffer else self._next
+        return self._buffer[number - oldest] if oldest <= number < self._next else None
 
     def present(self) -> Iterator[tuple[Key, frozenset[Tier]]]:
         """Every block and its tiers as of the newest batch."""

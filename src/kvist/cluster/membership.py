@@ -1,15 +1,16 @@
 """Who is in the cluster, and who may be believed to be alive.
 
-Each node tells about itself in records (`record.py`); the newest by (incarnation, version) counts. A
-node is as alive as its records are fresh on *this* reader's clock: clocks of hosts are not compared.
+Each node tells about itself in records (`record.py`); the newest by (incarnation, version) counts.
+A node is as alive as its records are fresh on *this* reader's clock: clocks of hosts are not
+compared.
 
     heard of         ──suspect_s of silence──►  suspect: read last, placed on no more
     suspect          ──expire_s of silence───►  gone: its blocks are nobody's, its records are void
     suspect or gone  ──a newer record────────►  alive again
     says LEFT                                   gone at once
 
-What is gone is remembered for `forget_s`, so that late copies of old records do not bring it back. A
-record of incarnation 0 is somebody else's word for a node that says nothing (a stock engine): it
+What is gone is remembered for `forget_s`, so that late copies of old records do not bring it back.
+A record of incarnation 0 is somebody else's word for a node that says nothing (a stock engine): it
 never ages, and goes when it is no longer vouched for.
 """
 
@@ -155,6 +156,7 @@ class Membership:
         if buried is not None and record.age <= buried[0]:
             return None
         if record.state is NodeState.LEFT:
+            self._remember(record, now_s)
             return None
         if len(self._members) >= MOST_MEMBERS:
             self.refused += 1
@@ -167,10 +169,13 @@ class Membership:
 
     def _bury(self, record: NodeRecord, now_s: float) -> None:
         del self._members[record.node]
+        self._remember(record, now_s)
+        self.version += 1
+
+    def _remember(self, record: NodeRecord, now_s: float) -> None:
         self._gone[record.node] = (record.age, now_s)
         if len(self._gone) > MOST_MEMBERS:
             del self._gone[next(iter(self._gone))]
-        self.version += 1
 
 
 def _placing(record: NodeRecord) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Where blocks should be: weighted rendezvous hashing of prefix groups, in distinct failure domains.
+"""Where blocks should be: weighted rendezvous hashing of prefix groups, over failure domains.
 
 A prefix stays together. The chain of a prompt is cut once, after its first G blocks:
 
@@ -6,16 +6,16 @@ A prefix stays together. The chain of a prompt is cut once, after its first G bl
     group key_0         | group key_{G-1}
 
 The head of a prompt goes where its first block belongs: prompts that begin alike share it. The body
-goes where the first G blocks, which `key_{G-1}` names, belong: whatever follows them is together. So a
-prompt is in at most two groups, two prompts that part after G blocks share both, and a node that
-knows a block's parent knows its group.
+goes where the first G blocks, which `key_{G-1}` names, belong: whatever follows them is together.
+So a prompt is in at most two groups, two prompts that part after G blocks share both, and a node
+that knows a block's parent knows its group.
 
 A node's score for a group is `-w / ln(u)`: w its weight, u in (0, 1) a hash of node and group. The
 highest scores win, one a failure domain; with fewer domains than replicas there are fewer replicas.
 A change of one node moves only what goes to it or comes from it.
 
-Source: Thaler, Ravishankar, "Using name-based mappings to increase hit rates" (1998); the weights by
-Schindelhauer, Schomaker, "Weighted distributed hash tables" (SPAA 2005).
+Source: Thaler, Ravishankar, "Using name-based mappings to increase hit rates" (1998); the weights
+by Schindelhauer, Schomaker, "Weighted distributed hash tables" (SPAA 2005).
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ def decode_record(data: bytes) -> NodeRecord:
         raise FormatError(f"not a node record: {error}") from error
 
 
-def next_incarnation(now_ns: int, predecessor: NodeRecord | None) -> int:
-    """The incarnation of a start at the wall-clock time `now_ns`.
+def next_incarnation(now_ns: int, *former: int) -> int:
+    """The incarnation of a start at the wall-clock time `now_ns`, above all known former ones.
 
-    Above its predecessor's even if the clock was set back meanwhile.
+    Former ones stand in discovery and on the node's disk; they count where a clock was set back.
     """
-    return max(now_ns, predecessor.incarnation + 1 if predecessor is not None else 1)
+    return max(1, now_ns, *(incarnation + 1 for incarnation in former))

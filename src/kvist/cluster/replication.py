@@ -1,14 +1,14 @@
 """Which blocks a node offers to whom, so that each is held in enough failure domains.
 
-A node looks at its own blocks only: those that came lately first, then all of them round by round, a
-bounded number a tick. A block is short if its holders, drained and silent ones aside, are in fewer
-domains than there should be replicas. Then the one responsible holder (the same in everybody's eyes)
-offers it to the next places of its group; who takes an offer fetches the block and keeps it. Copies
-that readers fetched and kept count, so hot blocks are not copied once more.
+A node looks at its own blocks only: those that came lately first, then all of them round by round,
+a bounded number a tick. A block is short if its holders, drained and silent ones aside, are in
+fewer domains than there should be replicas. Then the one responsible holder (the same in
+everybody's eyes) offers it to the next places of its group; who takes an offer fetches the block
+and keeps it. Copies that readers fetched and kept count, so hot blocks are not copied once more.
 
-Whom a block was offered to counts as a holder for `fetch_s`. If it then has none, or evicts it, it is
-left alone for `again_s`: a full node is not fed what it has just dropped. That somebody lost a copy
-shows in the directory, and so in the next round.
+Whom a block was offered to counts as a holder for `fetch_s`. If it then has none, or evicts it, it
+is left alone for `again_s`: a full node is not fed what it has just dropped. That somebody lost a
+copy shows in the directory, and so in the next round.
 """
 
 from __future__ import annotations
@@ -223,4 +223,3 @@ class Replicator:
         depth = min(above.depth + 1, self._group_blocks)
         crosses = above.depth + 1 == self._group_blocks
         return _Local(parent if crosses else above.group, depth, tiers)
-

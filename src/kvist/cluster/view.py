@@ -47,7 +47,7 @@ class ClusterView:
         self.strangers = 0
 
     def hear(self, batch: Batch, now_s: float) -> None:
-        """A publisher's message; one of a node that is gone or unknown counts only with a record."""
+        """A message; one of a node that is gone or unknown counts only with a record."""
         if batch.node == self._own:
             return
         if batch.record is not None and self.meet(batch.record, now_s) is Change.GONE:

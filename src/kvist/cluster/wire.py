@@ -1,14 +1,14 @@
 """KV events as vLLM 0.32 publishes them, so that stock engines and stock routers take part.
 
-A message is `[topic, number, payload]`: the number is 8 bytes big-endian, the payload the MessagePack
-array `[ts, [event, ...], dp_rank]`, an event a map with its class under `type`. Three things are
-ours, and each is valid for a reader that knows nothing of them:
+A message is `[topic, number, payload]`: the number is 8 bytes big-endian, the payload the
+MessagePack array `[ts, [event, ...], dp_rank]`, an event a map with its class under `type`. Three
+things are ours, and each is valid for a reader that knows nothing of them:
 
-* the topic is `kvist@NODE@INCARNATION` (16 hex digits), so that a restarted node's 0 is not taken for
-  an old one;
-* a batch that begins with `AllBlocksCleared` needs none before it. Number 0 of every start is such a
-  batch, and so is a *dump*: everything cleared, then everything stored that is there after the batch
-  of the same number, which it stands for;
+* the topic is `kvist@NODE@INCARNATION` (16 hex digits), so that a restarted node's 0 is not taken
+  for an old one;
+* a batch that begins with `AllBlocksCleared` needs none before it. Number 0 of every start is such
+  a batch, and so is a *dump*: everything cleared, then everything stored that is there after the
+  batch of the same number, which it stands for;
 * a fourth item of the array is the node's record now and then; a batch may have no events at all.
 
 Keys are 32-byte strings; engines may also send 64-bit numbers. Tiers are media: GPU, CPU, and

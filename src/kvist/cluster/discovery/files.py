@@ -3,10 +3,10 @@
     FOLDER/NODE.json        its record, and after how many seconds of silence it is void
     FOLDER/.NODE.TOKEN      one that is being written
 
-Files are written beside their name, synced and renamed to it, so a reader sees a whole record or the
-former one. Ages are measured by the reader's clock, from when it first saw a file as it is: neither
-the hosts' clocks nor the file server's need agree. Whoever announces removes what has been void for
-long.
+Files are written beside their name, synced and renamed to it, so a reader sees a whole record or
+the former one. Ages are measured by the reader's clock, from when it first saw a file as it is:
+neither the hosts' clocks nor the file server's need agree. Whoever announces removes what has been
+void for long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Discovery`: where nodes leave their record, and find everybody's.
 
-It need not be fast, fresh or always there: a cluster that knows each other goes on without it. What a
-record says is judged by `membership.py`; discovery only forgets what nobody renews.
+It need not be fast, fresh or always there: a cluster that knows each other goes on without it. What
+a record says is judged by `membership.py`; discovery only forgets what nobody renews.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Discovery by a Redis or Valkey server (extra `redis`): one key a node, with the server's TTL.
 
-    kvist-node/NODE    the record, as JSON
+kvist-node/NODE    the record, as JSON
 """
 
 from __future__ import annotations
