@@ -140,7 +140,7 @@ def test_what_is_out_of_range_changes_nothing(
     native: ModuleType, source: int, tiers: int, keys: list[bytes]
 ) -> None:
     table = new_table(native)
-    with pytest.raises(ValueError, match="source has 16 bits|key is 16 bytes"):
+    with pytest.raises(ValueError, match=r"source has 16 bits|key is 16 bytes"):
         table.add(source, tiers, keys)
     assert len(table) == 0
 

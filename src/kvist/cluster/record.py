@@ -15,7 +15,7 @@ MOST_RECORD_BYTES = 8192
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@\s/]+$")]
 Place = Annotated[str, Meta(max_length=512)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class NodeState(Enum):
@@ -35,7 +35,7 @@ class TierSpace(msgspec.Struct, frozen=True, gc=False):
     capacity_bytes: Count
 
 
-class NodeRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """One node as it was when it wrote this.
 
     Of two records the one with the higher (`incarnation`, `version`) is the newer. The incarnation

@@ -93,10 +93,13 @@ class AllBlocksCleared(_Event, frozen=True):
     """Every block left every medium."""
 
 
-class _Payload(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+class _Payload(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
+
+
+class _PayloadAndRecord(_Payload, frozen=True):
     record: NodeRecord | None = None
 
 
@@ -125,7 +128,7 @@ class Batch:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Payload)
+_decoder = msgspec.msgpack.Decoder(_PayloadAndRecord)
 
 
 def topic_of(node: str, incarnation: int) -> bytes:
@@ -138,7 +141,9 @@ def encode_payload(
 ) -> bytes:
     """A payload that vLLM's `KVEventBatch` decodes. `ts`: wall-clock seconds, for people."""
     written = [_written(event, block_tokens) for event in events]
-    return _encoder.encode(_Payload(ts, written, None, record))
+    if record is None:
+        return _encoder.encode(_Payload(ts, written))
+    return _encoder.encode(_PayloadAndRecord(ts, written, None, record))
 
 
 def decode_message(topic: bytes, number: bytes, payload: bytes, *, source: str) -> Batch:
