@@ -87,6 +87,11 @@ class Directory:
         return self._table.memory_bytes
 
     @property
+    def evicted(self) -> int:
+        """Keys that went because the table was full."""
+        return self._table.evicted
+
+    @property
     def gaps(self) -> int:
         """Gaps that were found in streams."""
         return self.counts.gone_gaps + sum(s.follower.gaps for s in self._sources.values())

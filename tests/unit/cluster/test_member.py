@@ -6,11 +6,13 @@ from small import key, received, record, stored
 
 from kvist.cluster.directory import Holder
 from kvist.cluster.follower import Ask
+from kvist.cluster.measures import measures
 from kvist.cluster.member import Member, Outbox, Settings, Space
 from kvist.cluster.membership import Timings
 from kvist.cluster.record import NodeState
 from kvist.cluster.view import ClusterView
 from kvist.core.outcome import Tier
+from kvist.metrics import BY_NAME
 
 SETTINGS = Settings(slow_start_s=0.0, join_s=5.0, timings=Timings(beat_s=1.0))
 ROOM = Space(1 << 30)
@@ -159,3 +161,14 @@ def test_stranger_without_a_record_is_not_followed() -> None:
     assert c.directory.holders(key(1)) == []
     assert c.strangers == 1
     assert b.view.strangers == 0
+
+
+def test_figures_have_names_that_are_declared() -> None:
+    a, b = met()
+    a.record(stored(1))
+    deliver(a, a.tick(1.2, 0.0, ROOM), b, 1.2)
+    figures = measures(b)
+    assert {name.split(".")[0] for name in figures} <= set(BY_NAME)
+    assert figures["kvist_directory_blocks"] == 1
+    assert figures["kvist_cluster_nodes.active"] == 2
+    assert figures["kvist_event_batches_total"] == 3
