@@ -43,8 +43,8 @@ class ForgetsRestarts(Follower):
         self.incarnation = self.incarnation or batch.incarnation
         return super().take(replace(batch, incarnation=self.incarnation), now_s)
 
-    def expect(self, incarnation: int, now_s: float) -> None:
-        super().expect(self.incarnation or incarnation, now_s)
+    def expect(self, incarnation: int, newest: int, now_s: float) -> None:
+        super().expect(self.incarnation or incarnation, newest, now_s)
 
 
 class DumpsLate(EventLog):

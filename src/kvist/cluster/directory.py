@@ -111,14 +111,14 @@ class Directory:
             for event in ready.events:
                 self._apply(source.number, event)
 
-    def expect(self, node: str, incarnation: int, now_s: float) -> None:
-        """A publisher was discovered; all that it has is asked for."""
+    def expect(self, node: str, incarnation: int, newest: int, now_s: float) -> None:
+        """A publisher is said to have published up to `newest`; what lacks is asked for."""
         source = self._source(node)
         if source is None:
             return
         if incarnation > source.follower.incarnation:
             self._table.drop(source.number)
-        source.follower.expect(incarnation, now_s)
+        source.follower.expect(incarnation, newest, now_s)
         self._mind(source.follower)
 
     def asks(self, now_s: float) -> list[Ask]:

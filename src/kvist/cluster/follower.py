@@ -109,13 +109,15 @@ class Follower:
         self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
         return Progress(tuple(ready), restarted)
 
-    def expect(self, incarnation: int, now_s: float) -> None:
-        """A publisher is known that may have published: everything is asked for."""
+    def expect(self, incarnation: int, newest: int, now_s: float) -> None:
+        """The publisher is said to have published up to `newest`; what lacks is asked for."""
+        if incarnation < self.incarnation:
+            return
         if incarnation > self.incarnation:
             self._begin(incarnation)
-        if self.last < 0:
-            self._newest = max(self._newest, 0)
-            self._ask_at_s = min(self._ask_at_s, now_s)
+        self._newest = max(self._newest, newest)
+        if not self.complete and self._ask_at_s == math.inf:
+            self._ask_at_s = now_s + (self._patience.patience_s if self.last >= 0 else 0.0)
 
     def ask(self, now_s: float) -> Ask | None:
         """What to ask the publisher for now, if anything."""

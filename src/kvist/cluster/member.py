@@ -194,5 +194,6 @@ class Member:
             version=self._record.version + 1,
             weight=weight,
             free_bytes=space.free_bytes,
+            newest=self.log.number + 1,  # the batch that carries the record
             tiers=space.tiers,
         )

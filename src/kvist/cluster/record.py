@@ -44,6 +44,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         domain: what fails together with this node: a rack, a host; its own name if empty.
         events: where it publishes its events; `replay`: where it answers asks about them.
+        newest: the number of its newest batch of events, so that lost ones are missed.
         blocks: where it serves blocks.
         weight: share of the replicas that it offers to take (`placement.own_weight`); 0: none.
         free_bytes: what it could take now.
@@ -57,6 +58,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     domain: Place = ""
     events: Place = ""
     replay: Place = ""
+    newest: Count = 0
     blocks: Place = ""
     weight: Count = 0
     free_bytes: Count = 0

@@ -62,8 +62,8 @@ class ClusterView:
         change = self.membership.hear(record, now_s)
         if change is Change.GONE:
             self.directory.drop(record.node)
-        elif change in (Change.JOINED, Change.RESTARTED) and record.node != self._own:
-            self.directory.expect(record.node, record.incarnation, now_s)
+        elif record.node != self._own and record.node in self.membership:
+            self.directory.expect(record.node, record.incarnation, record.newest, now_s)
         return change
 
     def discovered(self, records: Iterable[NodeRecord], now_s: float) -> None:

@@ -77,7 +77,7 @@ def test_restarted_node_has_only_what_it_says_anew() -> None:
 def test_discovered_restart_voids_what_was_believed() -> None:
     directory = Directory()
     told(directory, "a", stored(1))
-    directory.expect("a", 2, 1.0)
+    directory.expect("a", 2, 0, 1.0)
     assert directory.holders(key(1)) == []
     assert [(a.incarnation, a.number) for a in directory.asks(1.0)] == [(2, 0)]
 

@@ -98,10 +98,26 @@ def test_late_message_of_a_former_start_is_ignored() -> None:
 def test_stock_engine_that_begins_at_zero_again_was_restarted() -> None:
     follower = Follower("a", PATIENCE)
     sent = [Batch("a", 0, n, (stored(n),)) for n in range(3)]
-    follower.expect(0, 0.0)
+    follower.expect(0, 0, 0.0)
     for batch in sent:
         follower.take(batch, 0.0)
     assert follower.take(sent[0], 0.0).restarted
+
+
+def test_batch_that_only_a_record_tells_of_is_asked_for() -> None:
+    """The last batch was lost, and nothing follows it; the record came by way of discovery."""
+    follower = Follower("a", PATIENCE, incarnation=1)
+    first, second = steps(2)
+    follower.take(first, 0.0)
+    follower.expect(1, 0, 0.0)
+    assert follower.complete
+    follower.expect(1, 1, 5.0)
+    assert follower.ask(5.5) is None
+    assert follower.ask(6.0) == Ask("a", 1, 1)
+    follower.take(second, 6.5)
+    assert follower.complete
+    follower.expect(0, 9, 7.0)
+    assert follower.complete
 
 
 @pytest.mark.parametrize("seed", range(25))
