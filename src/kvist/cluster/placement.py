@@ -46,9 +46,10 @@ def group_keys(keys: Sequence[Key], group_blocks: int) -> list[Key]:
     return [keys[0]] * head + [keys[group_blocks - 1]] * (len(keys) - head) if keys else []
 
 
-def first_of(group: Key, nodes: Iterable[str]) -> str | None:
-    """One of some nodes, the same to everybody, another for another group; weights aside."""
-    return min(nodes, key=lambda node: (_neglog(group, node), node), default=None)
+def first_of(key: Key, nodes: Iterable[str]) -> str | None:
+    """One of some nodes, the same to everybody, another for another block; weights aside."""
+    seed = xxhash.xxh3_64_intdigest(key)
+    return min(nodes, key=lambda n: (xxhash.xxh3_64_intdigest(n.encode(), seed), n), default=None)
 
 
 def own_weight(free_bytes: int, *, age_s: float, slow_start_s: float) -> int:

@@ -171,7 +171,7 @@ class Replicator:
         without = frozenset((self._node, *holders, *barred))
         targets = scene.placement.further(local.group, domains, without=without)
         self._short += bool(targets)
-        responsible = first_of(local.group, staying or leaving)
+        responsible = first_of(key, staying or leaving)  # groups may differ, see `_placed`
         return targets if responsible == self._node else []
 
     def _barred(self, key: Key, now_s: float, domains: set[str], scene: Scene) -> list[str]:
@@ -216,7 +216,7 @@ class Replicator:
                     del self._local[key]
 
     def _placed(self, key: Key, parent: Key | None, tiers: int) -> _Local:
-        """The group follows from the parent's; a block whose parent is unknown begins its own."""
+        """The group follows from the parent's; a block whose parent is not here begins its own."""
         above = self._local.get(parent) if parent is not None else None
         if above is None or parent is None:
             return _Local(key, 0 if parent is None else self._group_blocks, tiers)
