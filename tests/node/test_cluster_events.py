@@ -12,6 +12,7 @@ import zmq
 
 from kvist.cluster.directory import Holder
 from kvist.cluster.discovery.memory import Board, MemoryDiscovery
+from kvist.cluster.discovery.static import StaticDiscovery
 from kvist.cluster.follower import Ask
 from kvist.cluster.log import EventLog
 from kvist.cluster.member import Member, Settings, Space
@@ -279,3 +280,18 @@ def test_discovery_that_fails_is_counted_and_the_loop_goes_on(
     a.loop.record(Stored((key(1),), None, Tier.DRAM))
     step_until(lambda: bool(b.holders(1)), a, b)
     assert a.loop.discovery_failures > 0
+
+
+def test_listed_node_that_was_silent_for_long_comes_back(open_node: Callable[..., Node]) -> None:
+    """Nobody announces: the list has addresses only, and the node was buried meanwhile."""
+    a, b = open_node("a"), open_node("b")
+    for one, other in ((a, b), (b, a)):
+        place = f"{other.member.own.node}={other.ports.events}?replay={other.ports.replay}"
+        one.loop._discovery = StaticDiscovery([place])
+    a.loop.record(Stored((key(1),), None, Tier.DRAM))
+    step_until(lambda: bool(b.holders(1)), a, b)
+    with b.loop.lock:
+        b.member.view.tick(time.monotonic() + 61.0)
+    assert "a" not in b.member.view.membership
+    assert b.holders(1) == []
+    step_until(lambda: bool(b.holders(1)), a, b)

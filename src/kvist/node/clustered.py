@@ -63,6 +63,7 @@ class ClusterLoop:
         self._polled: set[object] = set()
         self._tick_s = 0.0
         self._found: list[NodeRecord] | None = None
+        self._listed: list[NodeRecord] = []  # what discovery last found
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.discovery_failures = 0
@@ -117,6 +118,7 @@ class ClusterLoop:
             for batch in heard:
                 self.member.hear(batch, now_s)
             if found is not None:
+                self._listed = found
                 self.member.discovered(found, now_s)
             own = self.member.own
             topic = topic_of(own.node, own.incarnation)
@@ -130,9 +132,10 @@ class ClusterLoop:
         with self.lock:
             out = self.member.tick(now_s, wall_s, space)
             own = self.member.own.node
-            others = [r for r in self.member.view.membership.records() if r.node != own]
+            # Who is listed is listened to though it is gone: it may come back.
+            known = {r.node: r for r in (*self._listed, *self.member.view.membership.records())}
         self._ports.publish(topic, out.batches)
-        self._lines.follow(others)
+        self._lines.follow(record for name, record in known.items() if name != own)
         for ask in out.asks:
             self._lines.ask(ask)
         if out.offers:
