@@ -1,7 +1,7 @@
 """`python -m kvist.bench.directory`: what the cluster's directory takes and how fast it answers.
 
-A request of 128 k tokens is 8,192 keys of 16 tokens. A look-up says for each node how much of the
-request it holds from its start. Times are the median of many, beside the same in plain dictionaries.
+A request of 128 k tokens is 8,192 keys of 16 tokens. A look-up says for each node how much of it
+that node holds from its start. Times are the median of many, beside the same in dictionaries.
 """
 
 from __future__ import annotations

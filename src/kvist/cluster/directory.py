@@ -20,6 +20,7 @@ from kvist.native import OwnerTable
 _TIERS = tuple(Tier)
 _BIT_OF = {tier: 1 << n for n, tier in enumerate(_TIERS)}
 _ALL_TIERS = sum(_BIT_OF.values())
+_FETCHABLE = _BIT_OF[Tier.DRAM] | _BIT_OF[Tier.SSD]
 MOST_NODES = 1024
 
 
@@ -162,6 +163,11 @@ class Directory:
             if name is not None:
                 found.append(((bits & -bits).bit_length() - 1, name))
         return [Holder(name, _TIERS[tier]) for tier, name in sorted(found)]
+
+    def fetchable(self, key: Key) -> list[str]:
+        """Nodes that have a block where another node can fetch it: in DRAM or on SSD."""
+        found = ((self._names[n], bits) for n, bits in self._table.find(key) if bits & _FETCHABLE)
+        return [name for name, _ in found if name is not None]
 
     def reach(self, keys: Sequence[Key]) -> dict[str, int]:
         """For each node that has the first key: how many blocks it has from there without a gap."""

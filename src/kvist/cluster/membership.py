@@ -134,6 +134,11 @@ class Membership:
         member = self._members.get(node)
         return member.record if member is not None else None
 
+    def heard(self, node: str) -> NodeRecord | None:
+        """The newest record of a member that is not suspect."""
+        member = self._members.get(node)
+        return member.record if member is not None and not member.suspect else None
+
     def records(self) -> list[NodeRecord]:
         """The newest record of every member, suspects too, in the order in which they came."""
         return [member.record for member in self._members.values()]

@@ -149,24 +149,25 @@ class Replicator:
         self, key: Key, local: _Local, now_s: float, scene: Scene, *, draining: bool
     ) -> list[str]:
         """Whom to offer a block to now."""
-        members, staying, domains = scene.membership, [], set[str]()
+        replicas = scene.placement.replicas
         leaving = [self._node] if draining else []
-        holders = [h.node for h in scene.directory.holders(key) if h.tier in _BIT_OF]
+        staying = [] if draining else [self._node]
+        domains = set[str]() if draining else {self._domain}
+        holders = scene.directory.fetchable(key)
         for node in holders:
-            record = members.get(node)
-            if record is None or members.is_suspect(node) or node == self._node:
+            if len(domains) >= replicas:
+                return []
+            record = scene.membership.heard(node)
+            if record is None or node == self._node:
                 continue
             if record.state is NodeState.DRAINING:
                 leaving.append(node)
             else:
                 staying.append(node)
                 domains.add(record.failure_domain)
-        if not draining:
-            staying.append(self._node)
-            domains.add(self._domain)
-        self._alone += draining and not domains
-        if len(domains) >= scene.placement.replicas:
+        if len(domains) >= replicas:
             return []
+        self._alone += draining and not domains
         barred = self._barred(key, now_s, domains, scene)
         without = frozenset((self._node, *holders, *barred))
         targets = scene.placement.further(local.group, domains, without=without)
