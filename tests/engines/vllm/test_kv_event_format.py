@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from kvist.cluster.directory import Holder
+from kvist.cluster.discovery.static import StaticDiscovery
 from kvist.cluster.record import NodeRecord, NodeState
+from kvist.cluster.view import ClusterView
 from kvist.cluster.wire import decode_message, encode_payload
 from kvist.core.events import Cleared, Removed, Stored
 from kvist.core.outcome import Tier
 from kvist.native import digest
+from kvist.node.events import EventLines
 
 pytestmark = pytest.mark.engines
 pytest.importorskip("vllm")
 
+WAIT_S = 60.0
 A, B, C = (digest(name) for name in (b"a", b"b", b"c"))
 RECORD = NodeRecord("n1", incarnation=3, version=4, state=NodeState.ACTIVE)
 
@@ -99,3 +105,39 @@ def test_golden_bytes_are_what_vllm_writes() -> None:
     for name, events in theirs.items():
         payload = msgspec.msgpack.encode(KVEventBatch(ts=12.5, events=events))
         assert payload.hex() == golden[name], name
+
+
+def test_directory_follows_the_publisher_of_a_stock_engine(tmp_path: Path) -> None:
+    """What was published before anybody listened comes by vLLM's own replay."""
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
+    from vllm.distributed.kv_events import ZmqEventPublisher as Publisher
+
+    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    publisher = Publisher(0, endpoint=events, replay_endpoint=replay, topic="kv@pod@model")
+    lines, view = EventLines(), ClusterView()
+
+    def publish(*happened: BlockStored | BlockRemoved) -> None:
+        publisher.publish(KVEventBatch(ts=time.time(), events=list(happened)))
+
+    def listen_until(key: bytes, holders: list[Holder]) -> None:
+        give_up = time.monotonic() + WAIT_S
+        while view.directory.holders(key) != holders:
+            assert time.monotonic() < give_up
+            for ask in view.tick(time.monotonic()):
+                lines.ask(ask)
+            for batch in lines.receive():
+                view.hear(batch, time.monotonic())
+
+    try:
+        publish(BlockStored([A, B], None, list(range(32)), 16, None, "GPU", None))
+        publish(BlockRemoved([A], "GPU"))
+        listed = StaticDiscovery([f"engine={events}?replay={replay}"]).members()
+        lines.follow(listed)
+        view.discovered(listed, time.monotonic())
+        listen_until(B, [Holder("engine", Tier.HBM)])
+        assert view.directory.holders(A) == []
+        publish(BlockRemoved([B], "GPU"))
+        listen_until(B, [])
+    finally:
+        publisher.shutdown()
+        lines.close()
