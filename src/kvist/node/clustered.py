@@ -81,7 +81,9 @@ class ClusterLoop:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Says goodbye, ends both threads and lets go of the sockets."""
+        """Says goodbye, ends both threads and lets go of the sockets; a second time does nothing."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         for thread in self._threads:
             thread.join(_JOIN_S)

@@ -32,6 +32,7 @@ from kvist.core.errors import ConfigError, FormatError
 
 _log = logging.getLogger(__name__)
 MOST_QUEUED = 1000  # messages of one peer in a socket
+_GOODBYE_MS = 500  # for what was published last
 _MOST_ASKS = 64  # answered in one go
 _MOST_TAKEN = 1000  # messages taken from one peer in one go
 _MOST_ANSWER = 2000  # batches; who needs more asks again
@@ -43,7 +44,7 @@ def new_secret() -> str:
 
 
 class _Sockets:
-    """Makes sockets that never linger and take no endless message."""
+    """Makes sockets that take no endless message, and wait for nobody when they are closed."""
 
     def __init__(self, secret: str, most_queued: int) -> None:
         self._most_queued = most_queued
@@ -116,6 +117,7 @@ class EventPorts:
         except (ConfigError, OSError):
             self._events.close()
             raise
+        self._events.setsockopt(zmq.LINGER, _GOODBYE_MS)
         self.events = _bound(self._events)
         self.replay = _bound(self._replay)
         self.refused = 0
