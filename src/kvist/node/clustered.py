@@ -81,7 +81,7 @@ class ClusterLoop:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Says goodbye, ends both threads and lets go of the sockets; a second time does nothing."""
+        """Says goodbye, ends both threads and lets go of the sockets. May be called twice."""
         if self._stop.is_set():
             return
         self._stop.set()
