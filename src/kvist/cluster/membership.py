@@ -100,7 +100,7 @@ class Membership:
         ]
         for node in lost:
             self._bury(self._members[node].record, now_s)
-            del self._gone[node]
+            self._gone.pop(node, None)
         return lost
 
     def tick(self, now_s: float) -> list[tuple[str, Change]]:

@@ -42,8 +42,10 @@ def group_keys(keys: Sequence[Key], group_blocks: int) -> list[Key]:
     """
     if group_blocks < 1:
         raise ValueError("group_blocks is at least 1")
-    head = min(len(keys), group_blocks)
-    return [keys[0]] * head + [keys[group_blocks - 1]] * (len(keys) - head) if keys else []
+    if len(keys) <= group_blocks:
+        return list(keys[:1]) * len(keys)
+    body = keys[group_blocks - 1]
+    return [keys[0]] * group_blocks + [body] * (len(keys) - group_blocks)
 
 
 def first_of(key: Key, nodes: Iterable[str]) -> str | None:
