@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from kvist.cluster.directory import Directory, Position
@@ -12,10 +13,8 @@ from kvist.cluster.follower import Follower, Progress
 from kvist.cluster.log import EventLog, Sealed
 from kvist.cluster.member import Member, Settings
 from kvist.cluster.membership import Membership
-from kvist.cluster.placement import Placement
 from kvist.cluster.record import NodeRecord, NodeState
 from kvist.cluster.replication import Offer, Replicator, Scene
-from kvist.cluster.view import ClusterView
 from kvist.cluster.wire import Batch
 from kvist.core.keys import Key
 from kvist.sim.cluster.parts import Parts, make_member
@@ -74,8 +73,6 @@ class ForgetsDrain(Membership):
 
 
 def replace_weight(record: NodeRecord) -> NodeRecord:
-    import msgspec
-
     return msgspec.structs.replace(record, weight=max(record.weight, 8), state=NodeState.ACTIVE)
 
 
@@ -93,11 +90,15 @@ class LooksOnce(Replicator):
         return super().tick(now_s, scene, draining=draining) if self._fresh else []
 
 
-class OneRack(Placement):
+class OneRack(Membership):
     """Takes every node for a failure domain of its own."""
 
-    def rank(self, group: Key) -> tuple[tuple[str, str], ...]:
-        return tuple((node, node) for node, _ in super().rank(group))
+    def heard(self, node: str) -> NodeRecord | None:
+        record = super().heard(node)
+        return msgspec.structs.replace(record, domain=node) if record is not None else None
+
+    def takers(self) -> list[NodeRecord]:
+        return [msgspec.structs.replace(r, domain=r.node) for r in super().takers()]
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def _class_of(path: str, kind: type[object]) -> Callable[[Member], None]:
 
 
 def _one_rack(member: Member) -> None:
-    view: ClusterView = member.view
-    view._placed = lambda takers: OneRack(takers, replicas=view._replicas)  # type: ignore[method-assign]
+    member.view.membership.__class__ = OneRack
+    member.replicator._domain = member.own.node
 
 
 SABOTEURS = (
