@@ -138,7 +138,7 @@ SABOTEURS = (
     Saboteur("forgets restarts", _followers(ForgetsRestarts), "and it is at"),
     Saboteur("dumps late", _class_of("log", DumpsLate), "and it is at"),
     Saboteur("believes old misses", _class_of("view.directory", BelievesOldMisses), "and it is at"),
-    Saboteur("forgets drain", _class_of("view.membership", ForgetsDrain), "which drains"),
+    Saboteur("forgets drain", _class_of("view.membership", ForgetsDrain), "which takes nothing"),
     Saboteur("keeps the dead", _class_of("view.membership", KeepsTheDead), "believes in"),
     Saboteur("looks once", _class_of("replicator", LooksOnce), "lack copies"),
     Saboteur("one rack", _one_rack, "lack copies"),

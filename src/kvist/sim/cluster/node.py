@@ -23,6 +23,7 @@ _TRIES = 3
 _FETCHES = 32  # under way at once, for offers
 _DISCOVERY_S = 2.5
 _TTL_S = 6.0
+_NO = "takes nothing"
 
 
 @dataclass(slots=True)
@@ -139,6 +140,9 @@ class SimNode:
             self._send(ask.node, Asked(ask, self.name))
         for offer in out.offers:
             self._shared.judge.note("offer", now_s, offer.source, offer.node, len(offer.keys))
+            known = member.view.membership.get(offer.node)
+            if known is None or known.state is not NodeState.ACTIVE:
+                self._shared.judge.violated(f"{self.name} offers to {offer.node}, which {_NO}")
             self._send(offer.node, offer)
         self._give_up(now_s)
 
@@ -241,7 +245,7 @@ class SimNode:
         if self.state is NodeState.DRAINING:
             judge.count("offers.draining")
             if judge.quiet:
-                judge.violated(f"{offer.source} offers blocks to {self.name}, which drains")
+                judge.violated(f"{offer.source} offers to {self.name}, which {_NO}")
             return
         for key in offer.keys:
             if len(self._reads) >= min(_FETCHES, self.storage.free_blocks):
