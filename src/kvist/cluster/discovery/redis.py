@@ -51,7 +51,7 @@ class RedisDiscovery:
         with _mapped("list"):
             names = set[bytes]()
             for name in self._client.scan_iter(match=f"{_SPACE}*", count=_PAGE_KEYS):
-                names.add(bytes(name))
+                names.add(name if isinstance(name, bytes) else name.encode())
                 if len(names) >= _MOST_KEYS:
                     break
             ordered = sorted(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 
@@ -94,9 +95,9 @@ class World:
         """Plays everything and judges the end."""
         plan, kernel = self._plan, self._kernel
         for fault in plan.faults:
-            kernel.at(fault.time_s, lambda fault=fault: self._happen(fault))
+            kernel.at(fault.time_s, partial(self._happen, fault))
         for name in self.nodes:
-            kernel.at(self._work.uniform(0, _TICK_S), lambda name=name: self._tick(name))
+            kernel.at(self._work.uniform(0, _TICK_S), partial(self._tick, name))
         kernel.at(1.0, self._write)
         kernel.at(1.5, self._read)
         kernel.at(plan.faults_s, self._calm)
