@@ -59,7 +59,8 @@ gpu: setup  ## run the tests that need a GPU
 	@$(PY) -m pytest -q -m gpu
 
 soak: setup  ## run the crash, fault, stress and property tests for long
-	@KVIST_CRASH_ROUNDS=1000 KVIST_CHAOS_SEEDS=500 KVIST_STRESS_S=600 HYPOTHESIS_PROFILE=soak \
+	@KVIST_CRASH_ROUNDS=1000 KVIST_CHAOS_SEEDS=500 KVIST_STRESS_S=600 KVIST_CLUSTER_SEEDS=1000 \
+	  HYPOTHESIS_PROFILE=soak \
 	  $(PY) -m pytest -q --timeout 7200 tests/property tests/faults tests/stress
 
 fuzz: setup  ## throw damaged payloads at every codec for minutes

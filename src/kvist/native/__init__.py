@@ -16,6 +16,7 @@ IMPLEMENTATION: Literal["native", "python"]
 if TYPE_CHECKING:
     from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
+    from kvist.native.owner_twin import OwnerTable
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.quantise_twin import decode_quantised, encode_quantised
     from kvist.native.span_twin import SpanTable
@@ -46,6 +47,7 @@ else:
         from kvist.native._core import (
             CachegenPlan,
             KeyTable,
+            OwnerTable,
             RowCoder,
             SpanTable,
             decode_planes,
@@ -58,6 +60,7 @@ else:
     else:
         from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
+        from kvist.native.owner_twin import OwnerTable
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.span_twin import SpanTable
@@ -74,6 +77,7 @@ __all__ = [
     "CachegenPlan",
     "Direction",
     "KeyTable",
+    "OwnerTable",
     "PageMap",
     "RowCoder",
     "SpanTable",

@@ -1,0 +1,1 @@
+"""How nodes find each other: `protocol.py`, and one file a way."""

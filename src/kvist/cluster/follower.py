@@ -1,0 +1,144 @@
+"""One publisher's stream as one reader sees it: in order, and asking for what is missing.
+
+    number <= last             a duplicate: ignored
+    number == last + 1         applied; then what was held and follows on
+    begins with `Cleared`      applied whatever came before: a start, or a dump
+    anything else              a gap: held (a bounded number), and after `patience_s` asked for
+    higher incarnation         the publisher was restarted: everything of before is void
+    lower incarnation          a late message of a former start: ignored
+
+A stock engine names no incarnation (0); its number 0 after others says that it was restarted. An
+ask is repeated, ever more rarely, until the gap is closed. No clock of another host is ever read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvist.cluster.wire import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A reader wants a publisher's batches from `number` on."""
+
+    node: str
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long readers wait. `patience_s`: for a message that may only be late."""
+
+    patience_s: float = 0.05
+    retry_s: float = 0.5
+    most_retry_s: float = 8.0
+    most_held: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a message made ready. `restarted`: all entries of the publisher are void before it."""
+
+    batches: tuple[Batch, ...]
+    restarted: bool = False
+
+
+_NOTHING = Progress(())
+
+
+class Follower:
+    """The place in one publisher's stream up to which a reader has applied it."""
+
+    __slots__ = (
+        "_ask_at_s",
+        "_held",
+        "_newest",
+        "_patience",
+        "_retry_s",
+        "duplicates",
+        "gaps",
+        "incarnation",
+        "last",
+        "node",
+        "stale",
+    )
+
+    def __init__(self, node: str, patience: Patience, *, incarnation: int = 0) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.last = -1  # number of the last batch that was applied
+        self.gaps = self.duplicates = self.stale = 0
+        self._patience = patience
+        self._held: dict[int, Batch] = {}
+        self._newest = -1  # the highest number that was heard of
+        self._ask_at_s = math.inf
+        self._retry_s = patience.retry_s
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was heard of is applied."""
+        return self.last >= self._newest
+
+    def take(self, batch: Batch, now_s: float) -> Progress:
+        """Takes a message; what comes back is to be applied, in this order."""
+        if batch.incarnation < self.incarnation:
+            self.stale += 1
+            return _NOTHING
+        anew = batch.incarnation == 0 and batch.number == 0 and self.last > 0
+        restarted = anew or batch.incarnation > self.incarnation
+        if restarted:
+            self._begin(batch.incarnation)
+        self._newest = max(self._newest, batch.number)
+        if batch.number <= self.last:
+            self.duplicates += 1
+            return _NOTHING
+        if batch.number != self.last + 1 and not batch.is_base:
+            self._hold(batch, now_s)
+            return Progress((), restarted)
+        ready = [batch]
+        self.last = batch.number
+        while (following := self._held.pop(self.last + 1, None)) is not None:
+            ready.append(following)
+            self.last = following.number
+        if self._held:
+            self._held = {n: b for n, b in self._held.items() if n > self.last}
+        self._retry_s = self._patience.retry_s
+        self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
+        return Progress(tuple(ready), restarted)
+
+    def expect(self, incarnation: int, newest: int, now_s: float) -> None:
+        """The publisher is said to have published up to `newest`; what lacks is asked for."""
+        if incarnation < self.incarnation:
+            return
+        if incarnation > self.incarnation:
+            self._begin(incarnation)
+        self._newest = max(self._newest, newest)
+        if not self.complete and self._ask_at_s == math.inf:
+            self._ask_at_s = now_s + (self._patience.patience_s if self.last >= 0 else 0.0)
+
+    def ask(self, now_s: float) -> Ask | None:
+        """What to ask the publisher for now, if anything."""
+        if now_s < self._ask_at_s:
+            return None
+        self._ask_at_s = now_s + self._retry_s
+        self._retry_s = min(2 * self._retry_s, self._patience.most_retry_s)
+        return Ask(self.node, self.incarnation, self.last + 1)
+
+    def _begin(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.last = self._newest = -1
+        self._held.clear()
+        self._ask_at_s = math.inf
+        self._retry_s = self._patience.retry_s
+
+    def _hold(self, batch: Batch, now_s: float) -> None:
+        self.gaps += not self._held
+        if batch.number in self._held:
+            self.duplicates += 1
+        elif len(self._held) < self._patience.most_held:  # else the answer brings it again
+            self._held[batch.number] = batch
+        if self._ask_at_s == math.inf:
+            self._ask_at_s = now_s + self._patience.patience_s

@@ -1,0 +1,273 @@
+"""KV events over ZMQ (extra `cluster`): a node's ports, and its lines to the other nodes.
+
+    PUB      [topic, number, payload]                          to whoever listens
+    ROUTER   asked ["", number]; answers ["", topic, number, payload] ... ["", "", END, ""]
+
+Both are what vLLM's `ZmqEventPublisher` speaks. Nothing here waits: what cannot be sent at once is
+lost, and then asked for. A port that others can reach demands a secret that all nodes share (CURVE:
+traffic is sealed, and nobody connects without it); without one it is bound to this host only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+
+from kvist.cluster.follower import Ask
+from kvist.cluster.log import Sealed
+from kvist.cluster.record import NodeRecord
+from kvist.cluster.wire import (
+    END_NUMBER,
+    MOST_PAYLOAD_BYTES,
+    NUMBER_BYTES,
+    Batch,
+    decode_message,
+)
+from kvist.core.errors import ConfigError, FormatError
+
+_log = logging.getLogger(__name__)
+MOST_QUEUED = 1000  # messages of one peer in a socket
+_GOODBYE_MS = 500  # for what was published last
+_MOST_ASKS = 64  # answered in one go
+_MOST_TAKEN = 1000  # messages taken from one peer in one go
+_MOST_ANSWER = 2000  # batches; who needs more asks again
+
+
+def new_secret() -> str:
+    """A secret for all nodes of a cluster: 40 characters."""
+    return zmq.curve_keypair()[1].decode()
+
+
+class _Sockets:
+    """Makes sockets that take no endless message, and wait for nobody when they are closed."""
+
+    def __init__(self, secret: str, most_queued: int) -> None:
+        self._most_queued = most_queued
+        self._secret = secret.encode()
+        try:
+            self._public = zmq.curve_public(self._secret) if secret else b""
+        except (ValueError, zmq.ZMQError) as error:
+            raise ConfigError("the secret of the cluster is not 40 characters of Z85") from error
+        self._context: Any = zmq.Context.instance()
+
+    def server(self, kind: int, endpoint: str) -> Any:
+        """A bound socket.
+
+        Raises:
+            ConfigError: others could reach it and there is no secret.
+            OSError: the endpoint cannot be bound.
+        """
+        if not self._secret and not _is_own_host(endpoint):
+            raise ConfigError(f"{endpoint} can be reached by others", remedy="give it a secret")
+        socket = self._made(kind)
+        if self._secret:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
+        return socket
+
+    def client(self, kind: int, endpoint: str) -> Any:
+        """A connecting socket; `None` for an endpoint that is none."""
+        socket = self._made(kind)
+        if self._secret:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            socket.close()
+            return None
+        return socket
+
+    def _made(self, kind: int) -> Any:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_PAYLOAD_BYTES)
+        socket.setsockopt(zmq.SNDHWM, self._most_queued)
+        socket.setsockopt(zmq.RCVHWM, self._most_queued)
+        return socket
+
+
+class EventPorts:
+    """What a node binds: where it publishes, and where it answers. For one thread."""
+
+    def __init__(
+        self, events: str, replay: str, *, secret: str = "", most_queued: int = MOST_QUEUED
+    ) -> None:
+        """Binds both; port 0 lets the system choose.
+
+        Raises:
+            ConfigError: others could reach a port and there is no secret.
+            OSError: an endpoint cannot be bound.
+        """
+        sockets = _Sockets(secret, most_queued)
+        self._events = sockets.server(zmq.PUB, events)
+        try:
+            self._replay = sockets.server(zmq.ROUTER, replay)
+        except (ConfigError, OSError):
+            self._events.close()
+            raise
+        self._events.setsockopt(zmq.LINGER, _GOODBYE_MS)
+        self.events = _bound(self._events)
+        self.replay = _bound(self._replay)
+        self.refused = 0
+
+    @property
+    def sockets(self) -> list[Any]:
+        """What to poll."""
+        return [self._replay]
+
+    def publish(self, topic: bytes, batches: Iterable[Sealed]) -> None:
+        """Sends batches to whoever listens."""
+        for batch in batches:
+            _send(self._events, [topic, _written(batch.number), batch.payload])
+
+    def answer(self, topic: bytes, since: Callable[[int], Sequence[Sealed]]) -> int:
+        """Answers the asks that have come; `since(number)` gives the batches. Returns how many."""
+        for answered in range(_MOST_ASKS):
+            frames = _received(self._replay)
+            if frames is None:
+                return answered
+            if len(frames) != 3 or len(frames[2]) != NUMBER_BYTES:
+                self.refused += 1
+                continue
+            client, number = frames[0], int.from_bytes(frames[2], "big")
+            for batch in list(since(number))[:_MOST_ANSWER]:
+                message = [client, b"", topic, _written(batch.number), batch.payload]
+                if not _send(self._replay, message):
+                    break
+            _send(self._replay, [client, b"", b"", END_NUMBER, b""])
+        return _MOST_ASKS
+
+    def close(self) -> None:
+        """Lets go of both."""
+        self._events.close()
+        self._replay.close()
+
+
+class _Line:
+    """What connects to one other node."""
+
+    def __init__(self, sockets: _Sockets, record: NodeRecord) -> None:
+        self.place = (record.events, record.replay)
+        self.events = sockets.client(zmq.SUB, record.events) if record.events else None
+        self.replay = sockets.client(zmq.DEALER, record.replay) if record.replay else None
+        if self.events is not None:
+            self.events.setsockopt(zmq.SUBSCRIBE, b"")
+
+    def sockets(self) -> list[Any]:
+        return [socket for socket in (self.events, self.replay) if socket is not None]
+
+    def close(self) -> None:
+        for socket in self.sockets():
+            socket.close()
+
+
+class EventLines:
+    """Connections to all other nodes, one line each, so nobody speaks for another. One thread."""
+
+    def __init__(self, *, secret: str = "", most_queued: int = MOST_QUEUED) -> None:
+        self._sockets = _Sockets(secret, most_queued)
+        self._lines: dict[str, _Line] = {}
+        self.unreadable = 0
+
+    @property
+    def sockets(self) -> list[Any]:
+        """What to poll."""
+        return [socket for line in self._lines.values() for socket in line.sockets()]
+
+    def follow(self, records: Iterable[NodeRecord]) -> None:
+        """Connects to these nodes and to no others."""
+        wanted = {record.node: record for record in records if record.events}
+        for node in list(self._lines):
+            record = wanted.get(node)
+            if record is None or (record.events, record.replay) != self._lines[node].place:
+                self._lines.pop(node).close()
+        for node, record in wanted.items():
+            if node not in self._lines:
+                self._lines[node] = _Line(self._sockets, record)
+
+    def ask(self, ask: Ask) -> None:
+        """Asks a node for batches; the answer comes in `receive`, or not at all."""
+        line = self._lines.get(ask.node)
+        if line is not None and line.replay is not None:
+            _send(line.replay, [b"", _written(ask.number)])
+
+    def receive(self) -> Iterator[Batch]:
+        """What has come. What cannot be read, or is said by one in another's name, is counted."""
+        for node, line in list(self._lines.items()):
+            if line.events is not None:
+                yield from self._taken(node, line.events, lead=0)
+            if line.replay is not None:
+                yield from self._taken(node, line.replay, lead=1)
+
+    def close(self) -> None:
+        """Lets go of all."""
+        self.follow(())
+
+    def _taken(self, node: str, socket: Any, *, lead: int) -> Iterator[Batch]:
+        for _ in range(_MOST_TAKEN):
+            frames = _received(socket)
+            if frames is None:
+                return
+            frames = frames[lead:]
+            if len(frames) == 3 and frames[1] == END_NUMBER:
+                continue
+            try:
+                if len(frames) != 3:
+                    raise FormatError(f"{len(frames)} frames")
+                batch = decode_message(frames[0], frames[1], frames[2], source=node)
+                if batch.node != node:
+                    raise FormatError(f"{node} speaks for {batch.node}")
+            except FormatError as error:
+                self.unreadable += 1
+                _log.debug("a message of %s: %s", node, error)
+                continue
+            yield batch
+
+
+def _written(number: int) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "big")
+
+
+def _send(socket: Any, frames: list[bytes]) -> bool:
+    """Sends if that is possible at once."""
+    try:
+        socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+def _received(socket: Any) -> list[bytes] | None:
+    """A message that has come, if any."""
+    try:
+        frames: list[bytes] = socket.recv_multipart(flags=zmq.NOBLOCK)
+    except zmq.ZMQError:
+        return None
+    return frames
+
+
+def _bound(socket: Any) -> str:
+    return str(socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())
+
+
+def _is_own_host(endpoint: str) -> bool:
+    parts = urlsplit(endpoint)
+    if parts.scheme in ("ipc", "inproc"):
+        return True
+    host = (parts.hostname or "").strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""The production code of `kvist.cluster` in a cluster of faults, on a virtual clock."""
