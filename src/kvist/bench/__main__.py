@@ -35,7 +35,7 @@ from kvist.bench.participants import (
     vllm_with_offloading,
     vllm_with_slow_disk,
 )
-from kvist.bench.peers import SETUP_SCRIPT, lmcache_server, peer_python
+from kvist.bench.environments import SETUP_SCRIPT, lmcache_server, peer_python
 from kvist.bench.report import ENOUGH_ROUNDS
 from kvist.bench.runner import DISK, HARM, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings
