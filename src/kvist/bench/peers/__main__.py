@@ -1,4 +1,4 @@
-"""`python -m kvist.bench.peers [--json FILE]`: node to node over loopback, beside a plain socket."""
+"""`python -m kvist.bench.peers [--json FILE]`: node to node over TCP, beside a plain socket."""
 
 from __future__ import annotations
 

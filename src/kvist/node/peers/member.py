@@ -33,6 +33,10 @@ Item = tuple[int, Key, memoryview]
 Settle = Callable[[int, Outcome], None]
 
 
+class LeftAloneError(TierTimeout):
+    """Nobody waits any more for what was asked."""
+
+
 @dataclass(slots=True)
 class MemberCounts:
     """Totals of one peer."""
@@ -42,7 +46,6 @@ class MemberCounts:
     absent: int = 0
     damaged: int = 0
     failed: int = 0
-    probed: int = 0
 
 
 class Member:
@@ -130,7 +133,6 @@ class Member:
                 found.update(key for key, flag in zip(part, flags, strict=True) if flag)
 
             self._call(request, held, until)
-        self.counts.probed += len(keys)
         self.known.drop(set(keys).difference(found), since=mark)
         self.known.add(dict.fromkeys(found, 0), since=mark)
         return len(found)
@@ -154,7 +156,7 @@ class Member:
             header = bytearray(m.BLOCK.size)
             while left:
                 if not wanted():
-                    raise TierTimeout(errno.ECANCELED, "nobody waits any more")
+                    raise LeftAloneError(errno.ECANCELED, "nobody waits any more")
                 limit = min(until, self._clock() + self._timeout_s)
                 wire.fill(memoryview(header), limit)
                 n, status, size_bytes, expected = m.BLOCK.unpack(header)
@@ -177,19 +179,22 @@ class Member:
         limit: float,
     ) -> Outcome:
         if status == m.MISS and not size_bytes:
-            self.counts.absent += 1
+            with self._lock:
+                self.counts.absent += 1
             self.known.drop((key,))
             return Outcome.MISS
         if status != m.HIT or size_bytes != out.nbytes:
             raise ProtocolError(f"a block of {size_bytes} bytes in place of {out.nbytes}")
         wire.fill(out, limit)
         if checksum(out) != expected:
-            self.counts.damaged += 1
+            with self._lock:
+                self.counts.damaged += 1
             self.known.drop((key,))
             self._fail(f"sent a damaged block {key.hex()[:12]}")
             return Outcome.MISS
-        self.counts.blocks += 1
-        self.counts.size_bytes += size_bytes
+        with self._lock:
+            self.counts.blocks += 1
+            self.counts.size_bytes += size_bytes
         return Outcome.HIT
 
     def close(self) -> None:
@@ -243,9 +248,10 @@ class Member:
         except FormatError as error:
             self._fail(str(error))
             raise
+        except LeftAloneError:
+            raise
         except (KvistError, OSError) as error:
-            if not (isinstance(error, TierTimeout) and error.errno == errno.ECANCELED):
-                self._fail(getattr(error, "strerror", None) or str(error), for_now=True)
+            self._fail(getattr(error, "strerror", None) or str(error), for_now=True)
             raise
 
     def _exchange(

@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
@@ -32,13 +33,25 @@ _MISS = (m.MISS, 0, 0)
 
 @dataclass(slots=True)
 class ServeCounts:
-    """Totals of one owner; each number is changed by many threads, roughly right."""
+    """Totals of one owner. Thread-safe. `busy_blocks`: DRAM had no room to bring them up."""
 
-    asked_blocks: int = 0
     sent_blocks: int = 0
     sent_bytes: int = 0
     absent_blocks: int = 0
     busy_blocks: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def sent(self, size_bytes: int) -> None:
+        """A block is on its way."""
+        with self._lock:
+            self.sent_blocks += 1
+            self.sent_bytes += size_bytes
+
+    def missed(self, *, busy: bool) -> None:
+        """A block could not be sent."""
+        with self._lock:
+            self.busy_blocks += busy
+            self.absent_blocks += not busy
 
 
 class Serving:
@@ -79,7 +92,6 @@ class Serving:
         self._wire.tell(m.Held(m.pack_bits(held)), self._clock() + _STALL_S)
 
     def _read(self, keys: Sequence[Key], until: float) -> None:
-        self._counts.asked_blocks += len(keys)
         own = self._blocks()
         leased: deque[tuple[TieredReadLease | None, range]] = deque()
         try:
@@ -129,8 +141,7 @@ class Serving:
         for i in part:
             lease = self._lease(own, keys, range(i, i + 1), until)
             if lease is None:
-                self._counts.busy_blocks += own is not None
-                self._miss(i, until)
+                self._miss(i, until, busy=own is not None)
                 continue
             with lease:
                 self._send(lease, range(i, i + 1), until)
@@ -149,11 +160,10 @@ class Serving:
                 continue
             header = m.BLOCK.pack(i, m.HIT, block.nbytes, checksum)
             self._wire.send([header, block], min(until, self._clock() + _STALL_S))
-            self._counts.sent_blocks += 1
-            self._counts.sent_bytes += block.nbytes
+            self._counts.sent(block.nbytes)
 
-    def _miss(self, i: int, until: float) -> None:
-        self._counts.absent_blocks += 1
+    def _miss(self, i: int, until: float, *, busy: bool = False) -> None:
+        self._counts.missed(busy=busy)
         self._wire.send([m.BLOCK.pack(i, *_MISS)], max(until, self._clock() + _STALL_S))
 
 
