@@ -23,7 +23,13 @@ from kvist.node.protocol import ProtocolError
 BUFFER_BYTES = 4 << 20  # what the kernel may hold of each direction of a connection
 _TLS_BYTES = 1 << 20  # given to TLS in one call
 _TIMEVAL = struct.Struct("ll")
-_USER_TIMEOUT_MS = 15_000
+_TCP = {  # a host that vanishes without a word is noticed within a minute
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 30,  # seconds
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 15_000,  # milliseconds
+}
 Buffer = bytes | memoryview
 
 
@@ -217,9 +223,9 @@ def _wired(
 
 
 def _tune(link: socket.socket) -> None:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    for option, value in _TCP.items():
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
     enlarge(link)
 
 
