@@ -168,7 +168,7 @@ class PeerServer:
                 self._wires[thread] = wire
             if self._stopping.is_set():
                 return
-            _log.info("peer %s reads from here", name)
+            _log.debug("peer %s reads from here", name)
             Serving(wire, lambda: self._blocks(want), self.counts, self._clock).run()
         except NodeRefusedError as error:
             self._count("refused", f"{name} is refused: {error}")
