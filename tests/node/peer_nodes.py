@@ -18,7 +18,7 @@ from kvist.testing.store_suite import WAIT_S, content, key
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 16  # more than socket buffers hold
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.5
 LONG_S = 20.0
 _CHUNK_BYTES = 1 << 15
 _HELD_BYTES = 1 << 16  # that a stalled proxy takes from the owner
@@ -54,7 +54,7 @@ def peer_node(
 
 def client_of(node: NodeProcess, n: int = 1) -> NodeStore:
     """An engine of keyspace n, with blocks that take several calls to send."""
-    return NodeStore(node.path, attach(n, block_bytes=BLOCK_BYTES), name="engine")
+    return NodeStore(node.path, attach(n, block_bytes=BLOCK_BYTES), name="engine", answer_s=LONG_S)
 
 
 def fill(store: NodeStore, numbers: Sequence[int]) -> None:
