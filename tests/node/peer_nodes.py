@@ -70,6 +70,11 @@ def found(store: NodeStore, numbers: Sequence[int]) -> int:
     return len(store.match([key(n) for n in numbers]))
 
 
+def learn(store: NodeStore, numbers: Sequence[int], count: int = BLOCKS) -> None:
+    """Looks the blocks up until the run has so many: the first look-up may be answered late."""
+    eventually(lambda: found(store, numbers) == count, LONG_S)
+
+
 def read(store: NodeStore, numbers: Sequence[int], deadline_s: float = WAIT_S) -> list[bool]:
     """Which blocks came; those that did have the right bytes."""
     with store.read([key(n) for n in numbers], deadline_s=deadline_s) as lease:

@@ -15,6 +15,7 @@ from peer_nodes import (
     fill,
     found,
     free_port,
+    learn,
     no_lease_left,
     peer_node,
     proxied_pair,
@@ -30,7 +31,7 @@ def test_owner_killed_while_it_sends_is_a_miss_and_is_read_again_when_back(folde
     with proxied_pair(folder) as (owner, proxy, reader), client_of(reader) as engine:
         with client_of(owner) as writer:
             fill(writer, NUMBERS)
-            assert found(engine, NUMBERS) == BLOCKS
+            learn(engine, NUMBERS)
             proxy.spoil_after(MIDWAY_BYTES, "stall")
             lease = engine.read(_keys(), deadline_s=LATE_S)
             assert proxy.spoiled.wait(LATE_S)
@@ -43,7 +44,7 @@ def test_owner_killed_while_it_sends_is_a_miss_and_is_read_again_when_back(folde
         owner.start_again()
         with client_of(owner) as writer:
             fill(writer, NUMBERS)
-            eventually(lambda: found(engine, NUMBERS) == BLOCKS)
+            learn(engine, NUMBERS)
             assert read(engine, NUMBERS) == [True] * BLOCKS
             no_lease_left(owner, reader)
 
@@ -55,7 +56,7 @@ def test_owner_that_is_stopped_costs_one_timeout_and_no_more(folder: Path) -> No
         client_of(owner) as writer,
     ):
         fill(writer, NUMBERS)
-        assert found(engine, NUMBERS) == BLOCKS
+        learn(engine, NUMBERS)
         proxy.spoil_after(MIDWAY_BYTES, "stall")
         lease = engine.read(_keys(), deadline_s=LATE_S)
         assert proxy.spoiled.wait(LATE_S)
@@ -71,7 +72,7 @@ def test_owner_that_is_stopped_costs_one_timeout_and_no_more(folder: Path) -> No
         no_lease_left(reader)
         owner.go_on()
         engine.clear()
-        eventually(lambda: found(engine, NUMBERS) == BLOCKS)
+        learn(engine, NUMBERS)
         assert read(engine, NUMBERS) == [True] * BLOCKS
         no_lease_left(owner, reader)
 
@@ -84,7 +85,7 @@ def test_link_that_spoils_blocks_gives_misses_and_no_wrong_byte(folder: Path, ho
         client_of(owner) as writer,
     ):
         fill(writer, NUMBERS)
-        assert found(engine, NUMBERS) == BLOCKS
+        learn(engine, NUMBERS)
         proxy.spoil_after(MIDWAY_BYTES + BLOCK_BYTES // 3, how)
         began = time.monotonic()
         hits = read(engine, NUMBERS, 3 * LATE_S)  # compares what came
@@ -96,7 +97,7 @@ def test_link_that_spoils_blocks_gives_misses_and_no_wrong_byte(folder: Path, ho
         proxy.heal()
         no_lease_left(owner, reader)
         engine.clear()
-        eventually(lambda: found(engine, NUMBERS) == BLOCKS)
+        learn(engine, NUMBERS)
         assert read(engine, NUMBERS) == [True] * BLOCKS
         no_lease_left(owner, reader)
 
@@ -105,7 +106,7 @@ def test_reader_killed_while_it_receives_leaves_the_owner_no_lease(folder: Path)
     with proxied_pair(folder) as (owner, proxy, reader), client_of(owner) as writer:
         fill(writer, NUMBERS)
         engine = client_of(reader)
-        assert found(engine, NUMBERS) == BLOCKS
+        learn(engine, NUMBERS)
         proxy.spoil_after(MIDWAY_BYTES, "stall")
         engine.read(_keys(), deadline_s=LATE_S)
         assert proxy.spoiled.wait(LATE_S)
@@ -124,7 +125,7 @@ def test_peer_that_nobody_hears_of_is_left_alone_until_it_is_there(folder: Path)
         eventually(lambda: reader.store_stats()["samples"][_resting(port)] == 1)
         with peer_node(folder / "a.sock", listen=port) as owner, client_of(owner) as writer:
             fill(writer, NUMBERS)
-            eventually(lambda: found(engine, NUMBERS) == BLOCKS)
+            learn(engine, NUMBERS)
             assert reader.store_stats()["samples"][_resting(port)] == 0
             assert read(engine, NUMBERS) == [True] * BLOCKS
 
@@ -133,7 +134,7 @@ def test_owner_that_ends_in_order_gives_back_what_readers_hold(folder: Path) -> 
     with proxied_pair(folder) as (owner, proxy, reader), client_of(reader) as engine:
         writer = client_of(owner)
         fill(writer, NUMBERS)
-        assert found(engine, NUMBERS) == BLOCKS
+        learn(engine, NUMBERS)
         proxy.spoil_after(MIDWAY_BYTES, "stall")
         lease = engine.read(_keys(), deadline_s=LATE_S)
         assert proxy.spoiled.wait(LATE_S)

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from node_process import NodeProcess, eventually
-from peer_nodes import BLOCK_BYTES, BLOCKS, TIMEOUT_S, client_of, fill, found, no_lease_left, read
+from node_process import NodeProcess
+from peer_nodes import (
+    BLOCK_BYTES,
+    BLOCKS,
+    TIMEOUT_S,
+    client_of,
+    fill,
+    learn,
+    no_lease_left,
+    read,
+)
 
 from kvist.core.outcome import Tier
 from kvist.testing.store_suite import key
@@ -100,13 +109,13 @@ def test_hosts_share_blocks_and_a_link_that_goes_down_is_a_miss(
         client_of(reader) as engine,
     ):
         fill(writer, NUMBERS)
-        assert found(engine, NUMBERS) == BLOCKS
+        learn(engine, NUMBERS)
         assert set(engine.match([key(0)]).tiers) == {Tier.PEER}
         assert read(engine, NUMBERS[: BLOCKS // 2]) == [True] * (BLOCKS // 2)
         spaces.set_link("down")
         assert read(engine, NUMBERS, LATE_S).count(False) == BLOCKS // 2
         no_lease_left(owner, reader)
         spaces.set_link("up")
-        eventually(lambda: found(engine, NUMBERS) == BLOCKS, 20.0)
+        learn(engine, NUMBERS)
         assert read(engine, NUMBERS) == [True] * BLOCKS
         no_lease_left(owner, reader)

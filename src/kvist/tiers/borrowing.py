@@ -239,8 +239,10 @@ class BorrowingTier:
 
     def samples(self) -> Mapping[str, float]:
         """See `tiers.protocol.Sampled`."""
-        own = self._own.samples() if isinstance(self._own, Sampled) else {}
-        return {**own, **self._lender.samples()}
+        samples = dict(self._lender.samples())
+        if isinstance(self._own, Sampled):
+            samples |= self._own.samples()
+        return samples
 
     def close(self) -> None:
         """Closes both. Idempotent.

@@ -86,6 +86,7 @@ class PeerTier:
         self._streams, self._timeout_s, self._clock = streams, timeout_s, clock
         self._readers = {member: Crew(streams, name="kvist-peer-read") for member in self._members}
         self._askers = {member: Crew(1, name="kvist-peer-ask") for member in self._members}
+        self._patience_s = max(probe_s, _PROBE_WAIT_S)
         self._closed = False
         self.learned = ProbeCounts()
         self._prober = Prober(
@@ -297,7 +298,7 @@ class PeerTier:
             unknown = member.known.unknown(keys)
             if unknown and member.askable() and not self._askers[member].busy:
                 calls.append(self._askers[member].submit(partial(self._ask, member, unknown)))
-        wait(calls, timeout=_PROBE_WAIT_S)
+        wait(calls, timeout=self._patience_s)
         self.learned.probed += len(keys)
 
     def _ask(self, member: Member, keys: Sequence[Key]) -> None:
