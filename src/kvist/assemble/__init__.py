@@ -2,5 +2,6 @@
 
 from kvist.assemble.embedded import open_embedded_store
 from kvist.assemble.host import node_place, node_stores, open_store
+from kvist.assemble.peers import node_peering
 
-__all__ = ["node_place", "node_stores", "open_embedded_store", "open_store"]
+__all__ = ["node_peering", "node_place", "node_stores", "open_embedded_store", "open_store"]

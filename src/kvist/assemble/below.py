@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from kvist.codec.setting import CodecSetting
 from kvist.config import Config, remote_codec, ssd_bytes, ssd_codec, ssd_folders
 from kvist.core.errors import TierBusyError, TierError
 from kvist.core.layout import BlockLayout
+from kvist.core.outcome import Tier
+from kvist.tiers.borrowing import BorrowingTier, Keeper, Lender
 from kvist.tiers.protocol import LowerTier
 from kvist.tiers.remote import LearnLimits, RemoteTier
 from kvist.tiers.ssd import EngineKind, FsyncMode, IoMode, SsdTier
@@ -40,8 +43,30 @@ def _codecs(setting: CodecSetting, layout: BlockLayout | None) -> CodecRegistry:
 
 
 def open_below(
+    config: Config,
+    fingerprint: bytes,
+    shard: str,
+    layout: BlockLayout | None,
+    lender: Callable[[], Lender | None] | None = None,
+) -> tuple[LowerTier | None, Tier]:
+    """What stands below DRAM, and what it is called where nothing tells its media apart.
+
+    Raises:
+        ConfigError: the remote or the codec is none that we know.
+        TierBusyError: another process owns a folder of the SSD tier.
+        TierError: a medium cannot be used.
+    """
+    own = _open_own(config, fingerprint, shard, layout)
+    name = Tier.SSD if config.store.ssd.enabled else Tier.REMOTE
+    others = lender() if lender is not None else None
+    if others is None:
+        return own, name
+    return BorrowingTier(own, others, own_name=name), name if own is not None else Tier.PEER
+
+
+def _open_own(
     config: Config, fingerprint: bytes, shard: str, layout: BlockLayout | None
-) -> LowerTier | None:
+) -> Keeper | None:
     """The SSD tier, the remote tier, the one above the other, or nothing.
 
     Raises:

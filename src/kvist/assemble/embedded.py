@@ -11,7 +11,6 @@ from kvist.config import Config, dram_bytes
 from kvist.core.errors import ConfigError, LayoutError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
-from kvist.core.outcome import Tier
 from kvist.policy import (
     AdmitAll,
     Arc,
@@ -32,6 +31,7 @@ from kvist.policy import (
 from kvist.store.breaker import Breaker
 from kvist.store.quota import OTHERS, Quota
 from kvist.store.tiered import TieredStore
+from kvist.tiers.borrowing import Lender
 from kvist.tiers.dram import Arena
 from kvist.tiers.warmer import Warmer
 
@@ -60,6 +60,7 @@ def open_embedded_store(
     layout: BlockLayout | None = None,
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
+    lender: Callable[[], Lender | None] | None = None,
 ) -> TieredStore:
     """A store inside this process: a DRAM arena and, if enabled, an SSD tier that this owns.
 
@@ -70,6 +71,7 @@ def open_embedded_store(
         layout: what a block looks like; codecs other than `raw` and `aead` need it.
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
+        lender: opens what other hosts have and this store may read, if there is any.
 
     Raises:
         ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
@@ -90,7 +92,7 @@ def open_embedded_store(
     capacity_blocks = capacity_bytes // block_bytes
     policy = _POLICIES[config.store.dram.policy](capacity_blocks)
     insert_filter = _insert_filter(config, policy, capacity_blocks)
-    lower = open_below(config, fingerprint, shard, layout)
+    lower, lower_tier = open_below(config, fingerprint, shard, layout, lender)
     knobs = config.store.breaker
     arena = Arena(capacity_bytes, slot_bytes=block_bytes)
     Warmer(arena, lambda: arena.touched_bytes).start()
@@ -100,7 +102,7 @@ def open_embedded_store(
         lower,
         raw_bytes=block_bytes,
         io_threads=config.store.io_threads,
-        lower_tier=Tier.SSD if config.store.ssd.enabled else Tier.REMOTE,
+        lower_tier=lower_tier,
         stuck_s=_STUCK_S,
         breaker=lambda: Breaker(
             window_s=knobs.window_s,

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from kvist.core.layout import BlockLayout
 from kvist.node import control
 from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach, OpenStore
+from kvist.node.peers.peering import Peering
 from kvist.node.place import Place, default_socket
 from kvist.store.tiered import TieredStore
 
@@ -87,8 +89,11 @@ def node_place(config: Config) -> Place:
     return Place(Path(path).expanduser().absolute() if path else default_socket())
 
 
-def node_stores(config: Config) -> OpenStore:
-    """What opens the stores of a node: each keyspace has its part of the capacities."""
+def node_stores(config: Config, peering: Peering | None = None) -> OpenStore:
+    """What opens the stores of a node: each keyspace has its part of the capacities.
+
+    `peering`: whose blocks they read besides.
+    """
     parts = config.node.keyspaces
 
     def open_part(attach: Attach, on_event: Callable[[KvEvent], None]) -> TieredStore:
@@ -99,6 +104,7 @@ def node_stores(config: Config) -> OpenStore:
             layout=_layout_of(attach),
             shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
             on_event=on_event,
+            lender=partial(peering.lender, attach) if peering is not None else None,
         )
 
     return open_part

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvist.bench import samples
 from kvist.bench.engine import EngineError
+from kvist.bench.environments import SETUP_SCRIPT, lmcache_server, peer_python
 from kvist.bench.machine import describe_machine, engine_cores, load
 from kvist.bench.pages import page, print_result, print_tables
 from kvist.bench.participants import (
@@ -35,7 +36,6 @@ from kvist.bench.participants import (
     vllm_with_offloading,
     vllm_with_slow_disk,
 )
-from kvist.bench.peers import SETUP_SCRIPT, lmcache_server, peer_python
 from kvist.bench.report import ENOUGH_ROUNDS
 from kvist.bench.runner import DISK, HARM, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings

@@ -70,21 +70,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(loaded: LoadedConfig, *, replace: bool) -> int:
-    from kvist.assemble import node_place, node_stores
+    from kvist.assemble import node_peering, node_place, node_stores
     from kvist.node import control
     from kvist.node.daemon import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config, place = loaded.config, node_place(loaded.config)
+    peering = node_peering(config)
     if replace:
         with contextlib.suppress(NodeAwayError):
             control.ask(place.socket, "drain")
     serve(
         place,
-        node_stores(config),
+        node_stores(config, peering),
         keyspaces=config.node.keyspaces,
         drain_s=config.node.drain_s,
         wait_s=_REPLACE_S if replace else 0.0,
+        peering=peering,
     )
     return 0
 

@@ -2,6 +2,7 @@
 
 from kvist.config.knobs import Knob, knobs
 from kvist.config.load import LoadedConfig, as_mapping, load_config, value_at
+from kvist.config.peers_schema import PeersConfig, check_peers, peer_address, peer_members
 from kvist.config.preflight import (
     Machine,
     Problem,
@@ -36,16 +37,20 @@ __all__ = [
     "LoadedConfig",
     "Machine",
     "NodeConfig",
+    "PeersConfig",
     "Problem",
     "RemoteConfig",
     "SsdConfig",
     "StoreConfig",
     "as_mapping",
+    "check_peers",
     "dram_bytes",
     "format_size",
     "knobs",
     "load_config",
     "parse_size",
+    "peer_address",
+    "peer_members",
     "preflight",
     "read_machine",
     "remote_answers",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvist.adapters.opening import Limits, check_url, open_layered
 from kvist.codec.setting import REMOTE, SSD, CodecSetting
+from kvist.config.peers_schema import check_peers
 from kvist.config.schema import Config
 from kvist.config.size import format_size
 from kvist.config.store_schema import GIB, MIB
@@ -124,7 +125,7 @@ def preflight(
         for folder in ssd_folders(config):
             found += _folder_problems(folder) or _ssd_problems(config, folder)
         found += _codec_problems(ssd_codec(config))
-    found += _remote_problems(config)
+    found += _remote_problems(config) + _peers_problems(config)
     return [Problem(p.path, p.message, p.remedy, origins.get(p.path, "default")) for p in found]
 
 
@@ -155,6 +156,14 @@ def _remote_problems(config: Config) -> list[Problem]:
     except ConfigError as error:
         return [Problem("store.remote.url", error.message, error.remedy)]
     return _codec_problems(remote_codec(config))
+
+
+def _peers_problems(config: Config) -> list[Problem]:
+    try:
+        check_peers(config.node.peers)
+    except ConfigError as error:
+        return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]
+    return []
 
 
 def _dram_problems(config: Config, machine: Machine) -> list[Problem]:

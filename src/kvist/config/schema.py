@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kvist.config.peers_schema import PeersConfig
 from kvist.config.store_schema import (
     MIB,
     SIZE,
@@ -49,6 +50,7 @@ class NodeConfig(Section, frozen=True):
         float,
         Meta(gt=0, description="Seconds that a node that ends may take to write what is dirty."),
     ] = 30.0
+    peers: PeersConfig = msgspec.field(default_factory=PeersConfig)
 
 
 class ConnectorConfig(Section, frozen=True):

@@ -29,6 +29,7 @@ from kvist.cost.transfer import LoadOverhead, PathSpeed, PathState, TransferTime
 _GUESS = {
     Tier.DRAM: PathSpeed(0.0, 10e9),
     Tier.SSD: PathSpeed(1e-3, 5e9),
+    Tier.PEER: PathSpeed(1e-3, 2e9),
     Tier.REMOTE: PathSpeed(5e-3, 1e9),
 }
 _MIN_BUSY_S = 2e-3  # a shorter interval says more about the clock than about the tier

@@ -22,6 +22,7 @@ class Tier(Enum):
     HBM = "hbm"
     DRAM = "dram"
     SSD = "ssd"
+    PEER = "peer"
     REMOTE = "remote"
 
 

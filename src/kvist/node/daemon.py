@@ -17,11 +17,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 from kvist.node.keyspaces import Keyspaces, OpenStore
+from kvist.node.peers.peering import Peering
+from kvist.node.peers.server import PeerServer
 from kvist.node.place import NodeLock, Place
 from kvist.node.server import NodeServer
 from kvist.node.work import SlowWork
 
 _log = logging.getLogger(__name__)
+_PEERS_S = 2.0  # how long their connections may take to end
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -33,6 +36,7 @@ def serve(
     drain_s: float,
     wait_s: float = 0.0,
     facts: Mapping[str, object] | None = None,
+    peering: Peering | None = None,
 ) -> None:
     """Serves until a signal or a client's `drain`; may be called on the main thread only.
 
@@ -43,11 +47,12 @@ def serve(
         drain_s: how long the end may take.
         wait_s: how long to wait for another node on this socket to end.
         facts: what `status` says besides.
+        peering: whether the stores are served to other nodes.
 
     Raises:
         ConfigError: the socket's folder is not this user's alone.
         NodeRunningError: another node serves this socket.
-        OSError: the socket cannot be made.
+        OSError: the socket, or that for other nodes, cannot be made.
     """
     place.make_folder()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -60,11 +65,20 @@ def serve(
             return Keyspaces(open_store, work, poke, most=keyspaces)
 
         described = {"socket": os.fspath(place.socket), **(facts or {})}
-        server = NodeServer(place.listen(), make, describe=lambda: described)
+        peers: PeerServer | None = None
+
+        def describe() -> dict[str, object]:
+            return described if peers is None else described | {"peers": peers.facts()}
+
+        server = NodeServer(place.listen(), make, describe=describe)
+        if peering is not None:
+            peers = peering.serve(server.keyspaces.in_use)
         _log.info("process %d serves %s", os.getpid(), place.socket)
         with _signals_to(server):
             server.run()
             place.socket.unlink(missing_ok=True)
+            if peers is not None:
+                peers.stop(_PEERS_S)
             server.keyspaces.close(drain_s)
         _log.info("drained")
     finally:

@@ -126,6 +126,10 @@ class Keyspaces:
         else:
             self._begin(attach, then)
 
+    def in_use(self, fingerprint: bytes) -> Keyspace | None:
+        """The keyspace, if it is open now; on any thread. Its store may close at any moment."""
+        return self._open.get(fingerprint)
+
     def settle(self) -> None:
         """Tells every session what has happened meanwhile."""
         for keyspace in self:

@@ -32,7 +32,7 @@ _MOST_S = 86_400.0
 OUTCOMES = (Outcome.MISS, Outcome.HIT, Outcome.PENDING)  # by code
 MISS, HIT, PENDING = range(3)
 CODE_OF = {outcome: code for code, outcome in enumerate(OUTCOMES)}
-TIERS = (Tier.HBM, Tier.DRAM, Tier.SSD, Tier.REMOTE)  # by code
+TIERS = (Tier.HBM, Tier.DRAM, Tier.SSD, Tier.REMOTE, Tier.PEER)  # by code
 TIER_CODE = {tier: code for code, tier in enumerate(TIERS)}
 
 Number = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]

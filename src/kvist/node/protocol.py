@@ -85,10 +85,12 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
         raise ProtocolError(f"not a message: {error}") from error
 
 
-def choose_protocol(oldest: int, newest: int) -> int | None:
-    """The newest protocol that both sides speak, if there is one."""
-    both = min(newest, NEWEST_PROTOCOL)
-    return both if both >= max(oldest, OLDEST_PROTOCOL) else None
+def choose_protocol(
+    oldest: int, newest: int, *, ours: tuple[int, int] = (OLDEST_PROTOCOL, NEWEST_PROTOCOL)
+) -> int | None:
+    """The newest protocol that both sides speak, if there is one; `ours` are oldest and newest."""
+    both = min(newest, ours[1])
+    return both if both >= max(oldest, ours[0]) else None
 
 
 class Frames:

@@ -35,7 +35,7 @@ def _one(keyspace: Keyspace) -> dict[str, object]:
         "block_bytes": keyspace.attach.block_bytes,
         "sessions": len(keyspace.sessions),
     }
-    return found | asdict(keyspace.store.stats())
+    return found | asdict(keyspace.store.stats()) | {"samples": dict(keyspace.store.samples())}
 
 
 def _json(found: object) -> str:

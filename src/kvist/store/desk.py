@@ -58,6 +58,17 @@ class Desk:
         if table.ages is not None:
             table.ages.use(entry.key)
 
+    def filtered(self, entry: Entry, state: State) -> State:
+        """`state`, or CLEAN if `entry` would be DIRTY but the insert filter refuses it.
+
+        Asked before the order knows of the block.
+        """
+        if state is State.DIRTY and not self.insert_filter.admits(entry.key):
+            entry.refused = True
+            self.table.counters.filtered += 1
+            return State.CLEAN
+        return state
+
     def let_go(self, entry: Entry) -> None:
         """Drops one lease's reference; a load that nobody waits for and has not begun is off."""
         self.table.unref(entry)

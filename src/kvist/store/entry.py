@@ -17,6 +17,7 @@
 * CLEAN means that nothing is lost with the slot: the bytes are below, nothing is below at all, or
   the insert filter has `refused` the block. A refused block that is read and then admitted is
   DIRTY again.
+* `lent`: read from another host, so that DIRTY though it may be, nothing is lost with the slot.
 * `prefetched`: brought up by a wish, and not read since.
 * `tenant`: whose share of DRAM the slot counts in: the first writer's, or the first reader's.
 * FAILED entries own no slot; only leases still look at them.
@@ -66,6 +67,7 @@ class Entry:
     tenant: str = ""
     prefetched: bool = False
     refused: bool = False
+    lent: bool = False
     checksum: int | None = None  # of the bytes, as their writer took it
 
     @property

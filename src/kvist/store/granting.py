@@ -34,8 +34,10 @@ class Granter:
         # Where nothing is below, nothing is left to be done after a commit.
         self._commit_as = State.CLEAN if link is None else State.DIRTY
 
-    def read(self, keys: Sequence[Key], *, deadline: float, tenant: str) -> TieredReadLease:
-        """A lease on `keys`, whose loads are queued.
+    def read(
+        self, keys: Sequence[Key], *, deadline: float, tenant: str, own: bool = False
+    ) -> TieredReadLease:
+        """A lease on `keys`, whose loads are queued; `own`: only of what this host holds itself.
 
         Raises:
             NoSpaceError: they cannot all be held; nothing was reserved.
@@ -49,11 +51,13 @@ class Granter:
             entry = self._table.entries.get(key)
             if entry is not None and not self._may_read(entry):
                 entry = None
+            elif entry is not None and own and not (entry.resident or self._held_below(key)):
+                entry = None  # it comes from another host, maybe the one that asks
             elif entry is not None:
                 self._table.ref(entry)  # held before room is made: it is no victim
                 counters.read_joined += entry.state is State.LOADING
                 counters.read_dram += entry.resident
-            elif below and self._in_lower(key):
+            elif below and (self._held_below(key) if own else self._in_lower(key)):
                 absent.setdefault(key, keys[i - 1] if i else None)
             items.append(entry)
         try:
@@ -84,7 +88,7 @@ class Granter:
             entry = self._table.entries.get(block.key)
             if entry is not None and (entry.state is State.WRITING or self._is_live(block.key)):
                 continue
-            if not (below and self._in_lower(block.key)):
+            if not (below and self._kept_below(block.key)):
                 absent.setdefault(block.key, i)
         slots = self._table.reserve(len(absent), [blocks[i].tenant for i in absent.values()])
         items: list[Entry | None] = [None] * len(blocks)
@@ -140,3 +144,11 @@ class Granter:
     def _in_lower(self, key: Key) -> bool:
         """Whether `key` is below and has not expired."""
         return self._link is not None and self._link.tier.contains(key) and self._is_live(key)
+
+    def _kept_below(self, key: Key) -> bool:
+        """Whether `key` is stored below and has not expired."""
+        return self._link is not None and self._link.keeps(key) and self._is_live(key)
+
+    def _held_below(self, key: Key) -> bool:
+        """Whether `key` is on this host's own medium and has not expired."""
+        return self._link is not None and self._link.holds(key) and self._is_live(key)

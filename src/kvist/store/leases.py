@@ -8,6 +8,7 @@ from typing import Self
 
 from kvist.core.errors import LeaseError
 from kvist.core.outcome import Outcome
+from kvist.native import checksum
 from kvist.store.desk import WAKE_S, Desk
 from kvist.store.entry import Entry, State
 
@@ -101,6 +102,18 @@ class TieredReadLease:
             LeaseError: block i is not a hit, or the lease was released.
         """
         return self._desk.table.view(self._hit(i)).toreadonly()
+
+    def checksum(self, i: int) -> int:
+        """Of the bytes of block i (XXH3-64): its writer's, or taken now and kept.
+
+        Raises:
+            LeaseError: block i is not a hit, or the lease was released.
+            ClosedError: the store was closed.
+        """
+        entry = self._hit(i)
+        if entry.checksum is None:
+            entry.checksum = checksum(self._desk.table.view(entry))
+        return entry.checksum
 
     def release(self) -> None:
         """Lets every block go; loads that nobody else waits for are cancelled. Idempotent."""
@@ -214,7 +227,7 @@ class TieredWriteLease:
                 desk.table.counters.write_lost += 1
                 return False
             entry.checksum = checksum
-            desk.table.admit(entry, self._state_for(entry))
+            desk.table.admit(entry, desk.filtered(entry, self._commit_as))
             desk.table.counters.committed += 1
             desk.write_work.notify()
         desk.outbox.drain()
@@ -243,14 +256,6 @@ class TieredWriteLease:
     def held(self) -> list[Entry]:
         """Entries that this lease counts a reference for."""
         return [entry for entry in self._items if entry is not None]
-
-    def _state_for(self, entry: Entry) -> State:
-        """What a commit makes of `entry`; asked before the order knows it."""
-        if self._commit_as is State.DIRTY and not self._desk.insert_filter.admits(entry.key):
-            entry.refused = True
-            self._desk.table.counters.filtered += 1
-            return State.CLEAN
-        return self._commit_as
 
     def _entry(self, i: int) -> Entry:
         entry = self._items[i]

@@ -17,7 +17,7 @@ from kvist.core.errors import KvistError, TierFullError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import ReadTotals, Tier
 from kvist.store.breaker import Breaker, BreakerState
-from kvist.tiers.protocol import LowerTier, RunFinder, Stacked
+from kvist.tiers.protocol import LowerTier, RunFinder, Stacked, TellsOwn
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class LowerLink:
         self._clock = clock
         self._finder = tier if isinstance(tier, RunFinder) else None
         self._stack = tier if isinstance(tier, Stacked) else None
+        self._own = tier if isinstance(tier, TellsOwn) else None
         self._reads: dict[int, float] = {}  # ticket → when the call began
         self._put_began: float | None = None
         self._tickets = 0
@@ -71,6 +72,18 @@ class LowerLink:
     def tiers_of(self, keys: Sequence[Key]) -> tuple[Tier, ...]:
         """On which medium below each of `keys` is, all of which are there."""
         return (self.name,) * len(keys) if self._stack is None else self._stack.tiers_of(keys)
+
+    def keeps(self, key: Key) -> bool:
+        """Whether a block is stored below, so that it need not be written."""
+        return self.tier.contains(key) if self._own is None else self._own.keeps(key)
+
+    def holds(self, key: Key) -> bool:
+        """Whether a block is on this host's own medium below."""
+        return self.tier.contains(key) if self._own is None else self._own.holds(key)
+
+    def lacks(self, key: Key) -> bool:
+        """Whether a block that was read from another host should be written below."""
+        return self._own is not None and self._own.lacks(key)
 
     def readable(self) -> bool:
         """Whether the tier counts as present for reading now."""

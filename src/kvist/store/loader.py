@@ -22,6 +22,8 @@ from kvist.tiers.protocol import BatchReader
 
 BATCH_BLOCKS = 32
 BATCH_BYTES = 64 << 20  # at its end a thread waits for its last reads: not too often
+# By whether another host lent the block: then this one keeps it like one that was written here.
+_LOADED = {True: State.DIRTY, False: State.CLEAN}
 PREFETCH_BATCHES = 4  # a prefetch takes this part of a batch
 
 
@@ -151,7 +153,10 @@ class Loader:
         if outcome is Outcome.HIT:
             table.counters.loaded += 1
             self._link.count_read(table.raw_bytes)
-            table.admit(entry, State.CLEAN)
+            entry.lent = not entry.detached and self._link.lacks(entry.key)
+            table.admit(entry, self._desk.filtered(entry, _LOADED[entry.lent]))
+            if entry.state is State.DIRTY:
+                self._desk.write_work.notify()
             self._prefetcher.end(entry)
             return
         if outcome is Outcome.MISS:

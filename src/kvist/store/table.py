@@ -204,7 +204,7 @@ class BlockTable:
         held = entry.refs > 0 or entry.busy
         idle = Idle.NO
         if not (held or entry.pinned or entry.detached):
-            if entry.state is State.CLEAN:
+            if entry.state is State.CLEAN or (entry.state is State.DIRTY and entry.lent):
                 idle = Idle.CLEAN
             elif entry.state is State.DIRTY:
                 idle = Idle.DIRTY

@@ -29,6 +29,7 @@ from kvist.store.leases import TieredReadLease, TieredWriteLease
 from kvist.store.link import LowerLink, present_run
 from kvist.store.loader import Loader
 from kvist.store.outbox import Outbox
+from kvist.store.own import OwnBlocks
 from kvist.store.prefetch import Prefetcher
 from kvist.store.quota import Quota, Tenants
 from kvist.store.restore import Restorer
@@ -112,6 +113,7 @@ class TieredStore:
             self._open_below(lower, lower_tier, make, io_threads, stuck_s, restore_blocks)
         submit = self._loader.submit if lower is not None else None
         self._granter = Granter(self._desk, self._link, self._prefetcher, submit)
+        self.own = OwnBlocks(self._desk, self._link, self._granter, self._demand_open)
 
     def _open_below(
         self,

@@ -130,7 +130,7 @@ class WriteBack:
         table = self._desk.table
         entry.busy = False
         detached = entry.detached
-        below = self._link.tier.contains(entry.key)  # a later one may have pushed it out already
+        below = self._link.keeps(entry.key)  # a later one may have pushed it out already
         if failure is None or below:
             table.counters.flushed += 1
             if below and not detached:

@@ -143,6 +143,26 @@ class Sampled(Protocol):
 
 
 @runtime_checkable
+class TellsOwn(Protocol):
+    """What a lower tier may do besides: tell this host's own blocks from those that others have.
+
+    One that does not is of this host alone: what it contains, it keeps and holds.
+    """
+
+    def keeps(self, key: Key) -> bool:
+        """Whether a `put` of `key` would be in vain; what a peer has is not kept. No I/O."""
+        ...
+
+    def holds(self, key: Key) -> bool:
+        """Whether this host's own medium has `key`. No I/O, and nobody is asked for it later."""
+        ...
+
+    def lacks(self, key: Key) -> bool:
+        """Whether this host has a medium that should get `key`, now that it was read. No I/O."""
+        ...
+
+
+@runtime_checkable
 class Stacked(Protocol):
     """What a lower tier of several media may do besides: tell them apart."""
 

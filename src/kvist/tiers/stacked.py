@@ -69,6 +69,18 @@ class StackedTier:
         """See `tiers.protocol.Stacked`."""
         return tuple(Tier.SSD if self._on_disk(key) else Tier.REMOTE for key in keys)
 
+    def keeps(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`."""
+        return self.contains(key)
+
+    def holds(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`: whether it is on disk."""
+        return not self._closed and self._on_disk(key)
+
+    def lacks(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`; a disk that fails is given nothing."""
+        return self._disk_works() and not self._disk.contains(key)
+
     def put(self, payloads: Sequence[Payload]) -> None:
         """Stores blocks on disk, and in the remote soon; a failing disk's go there at once.
 

@@ -134,7 +134,7 @@ def test_host_that_flips_bits_does_not_delete_what_is_whole() -> None:
     tier.put([suite_payload(1)])
     assert read_block(tier, 1) is None
     assert tier.stats().misses_by_cause == {MissCause.DAMAGED: 1}
-    until(lambda: not tier._learner._damaged)
+    until(lambda: not tier._learner._prober._errands)
     tier.close()
     assert tier.stats().learned.discarded == 0
     assert Names(KEYSPACE).name(suite_key(1)) in medium.objects

@@ -206,14 +206,14 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def node_process(folder: Path, dram_bytes: int) -> Iterator[tuple[int, Path]]:
-    """A node of its own: process and socket.
+def node_process(folder: Path, dram_bytes: int, *more: str) -> Iterator[tuple[int, Path]]:
+    """A node of its own, with `more` settings: process and socket.
 
     Raises:
         ContenderError: it did not start.
     """
     path = folder / "node.sock"
-    sets = (f"store.dram.capacity={dram_bytes}", "store.ssd.enabled=false")
+    sets = (f"store.dram.capacity={dram_bytes}", "store.ssd.enabled=false", *more)
     command = [sys.executable, "-m", "kvist.cli.main", "node", "--socket", str(path)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvist.bench.peers import SETUP_SCRIPT, peer_python
+from kvist.bench.environments import SETUP_SCRIPT, peer_python
 from kvist.bench.store.contender import Blocks, ContenderError
 from kvist.bench.store.samples import LMCACHE, MOONCAKE
 

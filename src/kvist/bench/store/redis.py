@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+from kvist.bench.environments import free_ports
 from kvist.bench.store.contender import Blocks, ContenderError, share_out
 
 _START_S = 20.0
@@ -20,11 +21,14 @@ _POLL_S = 0.05
 class _Client:
     """One connection that speaks RESP; a block goes from and to its own memory, uncopied."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, address: str | tuple[str, int]) -> None:
+        over_unix = isinstance(address, str)
+        self._socket = socket.socket(socket.AF_UNIX if over_unix else socket.AF_INET)
         self._socket.settimeout(_ANSWER_S)
         try:
-            self._socket.connect(str(path))
+            self._socket.connect(address)
+            if not over_unix:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             self._socket.close()
             raise
@@ -76,8 +80,18 @@ class _Client:
 class Redis:
     """A server with one client a thread. It reads from memory only, whatever it keeps on disk."""
 
-    def __init__(self, blocks: Blocks, folder: Path, *, threads: int, durable: bool) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        folder: Path,
+        *,
+        threads: int,
+        durable: bool,
+        over_tcp: bool = False,
+    ) -> None:
         """Starts the server; where `durable`, every write is synced to its log before the answer.
+
+        It is reached on a Unix socket, or `over_tcp` on loopback.
 
         Raises:
             ContenderError: there is no server, or it did not come up.
@@ -88,8 +102,12 @@ class Redis:
         self._blocks, self._durable = blocks, durable
         self._folder = folder / "redis"
         self._folder.mkdir()
-        path = self._folder / "socket"
-        command = [program, "--port", "0", "--unixsocket", str(path), "--save", ""]
+        address: str | tuple[str, int] = str(self._folder / "socket")
+        command = [program, "--port", "0", "--unixsocket", str(address), "--save", ""]
+        if over_tcp:
+            (port,) = free_ports(1)
+            address = ("127.0.0.1", port)
+            command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--dir", str(self._folder), "--appendonly", "yes" if durable else "no"]
         command += ["--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
         self._server = subprocess.Popen(
@@ -97,16 +115,16 @@ class Redis:
         )
         self._clients: list[_Client] = []
         try:
-            self._clients = [self._connect(path) for _ in range(threads)]
+            self._clients = [self._connect(address) for _ in range(threads)]
         except (OSError, ContenderError) as error:
             self.close()
             raise ContenderError(f"redis-server did not come up: {error}") from error
 
-    def _connect(self, path: Path) -> _Client:
+    def _connect(self, address: str | tuple[str, int]) -> _Client:
         give_up = time.monotonic() + _START_S
         while time.monotonic() < give_up and self._server.poll() is None:
             try:
-                return _Client(path)
+                return _Client(address)
             except (FileNotFoundError, ConnectionRefusedError):
                 threading.Event().wait(_POLL_S)
         raise ContenderError(f"no answer in {_START_S:.0f} s")

@@ -47,6 +47,7 @@ D = TypeVar("D")
 _SOURCE = {
     Tier.DRAM: CacheHitSource.HOST,
     Tier.SSD: CacheHitSource.DISK,
+    Tier.PEER: CacheHitSource.P2P,
     Tier.REMOTE: CacheHitSource.P2P,
 }
 _GAUGE_PERIOD_S = 1.0

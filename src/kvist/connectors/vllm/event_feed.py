@@ -13,7 +13,8 @@ from kvist.core.outcome import Tier
 if TYPE_CHECKING:
     from kvist.connectors.vllm.sequences import Sequence as Request
 
-_MEDIUM = {Tier.DRAM: "CPU", Tier.SSD: "STORAGE", Tier.REMOTE: "STORAGE", Tier.HBM: "GPU"}
+_BELOW = dict.fromkeys((Tier.SSD, Tier.PEER, Tier.REMOTE), "STORAGE")
+_MEDIUM = {Tier.HBM: "GPU", Tier.DRAM: "CPU", **_BELOW}
 _LIMIT = 100_000  # events kept between two steps; beyond it the oldest are dropped and counted
 
 

@@ -167,7 +167,7 @@ class Loads:
         missing = [load.tiers[load.lease.hits() :] for load in self._offered.values()]
         queued = {
             tier: self.block_bytes * sum(tiers.count(tier) for tiers in missing)
-            for tier in (Tier.SSD, Tier.REMOTE)
+            for tier in (Tier.SSD, Tier.PEER, Tier.REMOTE)
         }
         return self.appraiser.plan(
             match,

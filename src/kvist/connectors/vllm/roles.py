@@ -163,7 +163,7 @@ def lower_samples(store: object) -> Mapping[str, float]:
 def learned(appraiser: Appraiser) -> dict[str, float]:
     """Gauge samples of what the appraiser has learned, as far as it has."""
     samples: dict[str, float] = {}
-    for tier in (Tier.DRAM, Tier.SSD, Tier.REMOTE):
+    for tier in (Tier.DRAM, Tier.SSD, Tier.PEER, Tier.REMOTE):
         rate = appraiser.bytes_per_s(tier)
         if rate is not None:
             samples[f"kvist_tier_bytes_per_second.{tier.value}"] = rate

@@ -45,7 +45,7 @@ class Knowledge:
         present = self._present
         return next((i for i, key in enumerate(keys) if key not in present), len(keys))
 
-    def unknown(self, keys: Iterable[Key]) -> list[Key]:
+    def unknown(self, keys: Sequence[Key]) -> list[Key]:
         """Those of `keys` that are believed neither present nor absent."""
         now = self._clock()
         return [

@@ -132,6 +132,20 @@ class RemoteTier:
         """As `contains_run`, without ever waiting."""
         return 0 if self._closed or not self._available() else self._knowledge.run(keys)
 
+    def keeps(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`."""
+        return self.contains(key)
+
+    def holds(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`: nothing, it is shared with other hosts."""
+        del key
+        return False
+
+    def lacks(self, key: Key) -> bool:
+        """See `tiers.protocol.TellsOwn`: nothing, what was read from here is here."""
+        del key
+        return False
+
     def put(self, payloads: Sequence[Payload]) -> None:
         """Stores blocks; the first writer, on whatever host, wins.
 

@@ -1,7 +1,11 @@
-"""Mooncake Store with its segment in this process: its own memcpy path, the fastest that it has."""
+"""Mooncake Store with its segment in this process: its own memcpy path, the fastest that it has.
+
+Where the medium is `peer`, the segment is in another process: blocks come over TCP.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -20,6 +24,7 @@ _POLL_S = 0.05
 _STOP_S = 10.0
 _LOOPBACK = "127.0.0.1"
 _FORCED = (True,)
+_HOLD = "hold"
 
 
 def _free_ports(count: int) -> list[int]:
@@ -33,7 +38,9 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Peer:
-    """A master process of our own and one client that is also the storage node."""
+    """A master process of our own, and one client that is also the storage node unless told so."""
+
+    holder: subprocess.Popen[bytes] | None = None
 
     def __init__(self, settings: dict[str, Any]) -> None:
         if settings["medium"] == "disk":
@@ -51,17 +58,13 @@ class Peer:
             self.master = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             self._wait_for([rpc, http])
-            self.client = MooncakeDistributedStore()
             total = self.count * self.block_bytes
-            answer = self.client.setup(
-                _LOOPBACK,
-                f"http://{_LOOPBACK}:{http}/metadata",
-                3 * total,
-                total,
-                "tcp",
-                "",
-                f"{_LOOPBACK}:{rpc}",
-            )
+            own_bytes = 3 * total
+            if settings["medium"] == "peer":
+                own_bytes = 0
+                self._hold(json.dumps([http, rpc, 3 * total, total]))
+            self.client = MooncakeDistributedStore()
+            answer = _set_up(self.client, http, rpc, own_bytes, total)
             for memory in (self.source, self.target):
                 answer = answer or self.client.register_buffer(memory.ctypes.data, memory.nbytes)
             if answer:
@@ -69,6 +72,15 @@ class Peer:
         except RuntimeError:
             self._end_master()
             raise
+
+    def _hold(self, what: str) -> None:
+        self.holder = subprocess.Popen(
+            [sys.executable, __file__, _HOLD, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.holder.stdout is not None, "it was opened as a pipe"
+        while (line := self.holder.stdout.readline()) != b"held\n":
+            if not line:
+                raise RuntimeError("the process that holds the segment did not come up")
 
     def _wait_for(self, ports: list[int]) -> None:
         give_up = time.monotonic() + _UP_S
@@ -113,13 +125,35 @@ class Peer:
         self._end_master()
 
     def _end_master(self) -> None:
-        self.master.terminate()
-        try:
-            self.master.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.master.kill()
-            self.master.wait(_STOP_S)
+        for process in (self.holder, self.master):
+            if process is None:
+                continue
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_S)
+
+
+def _set_up(client: Any, http: int, rpc: int, segment_bytes: int, buffer_bytes: int) -> int:
+    """Joins the master; 0 where that went well."""
+    metadata, master = f"http://{_LOOPBACK}:{http}/metadata", f"{_LOOPBACK}:{rpc}"
+    return int(client.setup(_LOOPBACK, metadata, segment_bytes, buffer_bytes, "tcp", "", master))
+
+
+def _hold(http: int, rpc: int, segment_bytes: int, buffer_bytes: int) -> None:
+    """Gives the pool its memory until standard input ends."""
+    client = MooncakeDistributedStore()
+    if answer := _set_up(client, http, rpc, segment_bytes, buffer_bytes):
+        raise RuntimeError(f"setup failed with {answer}")
+    print("held", flush=True)
+    sys.stdin.read()
+    client.close()
 
 
 if __name__ == "__main__":
-    obey(Peer)
+    if sys.argv[1] == _HOLD:
+        _hold(*json.loads(sys.argv[2]))
+    else:
+        obey(Peer)

@@ -1,0 +1,1 @@
+"""Nodes that read each other's blocks over TCP."""

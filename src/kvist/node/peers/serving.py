@@ -1,0 +1,177 @@
+"""One reader at the owner's side, after the handshake: what it asks for, and the leases for that.
+
+Blocks are leased a few at a time, the next few while those before are sent, so that what is on SSD
+is read meanwhile and a reader never holds more of DRAM than that. Bytes go to the socket straight
+from their slots. Whatever ends the connection, a deadline too, gives back every lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
+from kvist.core.keys import Key
+from kvist.core.outcome import Outcome
+from kvist.node.peers import messages as m
+from kvist.node.peers.wire import Wire
+from kvist.node.protocol import split_keys
+from kvist.store.leases import TieredReadLease
+from kvist.store.own import OwnBlocks
+
+IDLE_S = 600.0  # a reader that asks for nothing so long is let go
+_BODY_S = 5.0  # a request that has begun must be whole by then
+_STALL_S = 5.0  # a reader that takes no block for so long is let go
+_PART_BLOCKS = 4
+_PARTS = 2  # leased at once
+_MISS = (m.MISS, 0, 0)
+
+
+@dataclass(slots=True)
+class ServeCounts:
+    """Totals of one owner. Thread-safe. `busy_blocks`: DRAM had no room to bring them up."""
+
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+    absent_blocks: int = 0
+    busy_blocks: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def sent(self, size_bytes: int) -> None:
+        """A block is on its way."""
+        with self._lock:
+            self.sent_blocks += 1
+            self.sent_bytes += size_bytes
+
+    def missed(self, *, busy: bool) -> None:
+        """A block could not be sent."""
+        with self._lock:
+            self.busy_blocks += busy
+            self.absent_blocks += not busy
+
+
+class Serving:
+    """Answers the requests of one connection."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        blocks: Callable[[], OwnBlocks | None],
+        counts: ServeCounts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`blocks` finds the store of the keyspace that the reader named, if it is open now."""
+        self._wire, self._blocks, self._counts, self._clock = wire, blocks, counts, clock
+
+    def run(self) -> None:
+        """Serves until the connection ends.
+
+        Raises:
+            ProtocolError: the reader broke a rule.
+            OSError: it hung up, stalled or was idle for too long.
+        """
+        while True:
+            until = self._clock() + IDLE_S
+            raw = self._wire.hear(m.MOST_REQUEST_BYTES, until, body_s=_BODY_S)
+            request = m.decode(m.REQUEST, raw[m.HEAD.size :])
+            if isinstance(request, m.Have):
+                self._have(split_keys(request.keys))
+            else:
+                self._read(split_keys(request.keys), self._clock() + request.deadline_s)
+
+    def _have(self, keys: Sequence[Key]) -> None:
+        own = self._blocks()
+        held = [False] * len(keys)
+        if own is not None:
+            with contextlib.suppress(ClosedError):  # it may close between two looks
+                held = own.held(keys)
+        self._wire.tell(m.Held(m.pack_bits(held)), self._clock() + _STALL_S)
+
+    def _read(self, keys: Sequence[Key], until: float) -> None:
+        own = self._blocks()
+        leased: deque[tuple[TieredReadLease | None, range]] = deque()
+        try:
+            for start in range(0, len(keys), _PART_BLOCKS):
+                part = range(start, min(start + _PART_BLOCKS, len(keys)))
+                leased.append((self._lease(own, keys, part, until), part))
+                if len(leased) == _PARTS:
+                    self._send_first(leased, own, keys, until)
+            while leased:
+                self._send_first(leased, own, keys, until)
+        finally:
+            for lease, _ in leased:
+                if lease is not None:
+                    lease.release()
+
+    def _send_first(
+        self,
+        leased: deque[tuple[TieredReadLease | None, range]],
+        own: OwnBlocks | None,
+        keys: Sequence[Key],
+        until: float,
+    ) -> None:
+        lease, part = leased[0]
+        if lease is not None:
+            self._send(lease, part, until)
+            lease.release()
+        else:
+            self._send_singly(own, keys, part, until)
+        leased.popleft()
+
+    def _lease(
+        self, own: OwnBlocks | None, keys: Sequence[Key], part: range, until: float
+    ) -> TieredReadLease | None:
+        """A lease on a part; `None` where there is no store or no room for all of it at once."""
+        if own is None:
+            return None
+        try:
+            left_s = max(0.0, until - self._clock())
+            return own.read([keys[i] for i in part], deadline_s=left_s)
+        except (NoSpaceError, ClosedError):
+            return None
+
+    def _send_singly(
+        self, own: OwnBlocks | None, keys: Sequence[Key], part: range, until: float
+    ) -> None:
+        """One block after the other: those in DRAM need no room."""
+        for i in part:
+            lease = self._lease(own, keys, range(i, i + 1), until)
+            if lease is None:
+                self._miss(i, until, busy=own is not None)
+                continue
+            with lease:
+                self._send(lease, range(i, i + 1), until)
+
+    def _send(self, lease: TieredReadLease, part: range, until: float) -> None:
+        """Sends a leased part, what is there already first."""
+        for i in _there_first(lease, part):
+            offset = i - part.start
+            if lease.wait(offset) is not Outcome.HIT:
+                self._miss(i, until)
+                continue
+            try:
+                block, checksum = lease.buffer(offset), lease.checksum(offset)
+            except (ClosedError, LeaseError):
+                self._miss(i, until)
+                continue
+            header = m.BLOCK.pack(i, m.HIT, block.nbytes, checksum)
+            self._wire.send([header, block], min(until, self._clock() + _STALL_S))
+            self._counts.sent(block.nbytes)
+
+    def _miss(self, i: int, until: float, *, busy: bool = False) -> None:
+        self._counts.missed(busy=busy)
+        self._wire.send([m.BLOCK.pack(i, *_MISS)], max(until, self._clock() + _STALL_S))
+
+
+def _there_first(lease: TieredReadLease, part: range) -> Iterator[int]:
+    pending = []
+    for i in part:
+        if lease.outcome(i - part.start) is Outcome.PENDING:
+            pending.append(i)
+        else:
+            yield i
+    yield from pending

@@ -1,0 +1,240 @@
+"""A TCP connection whose every call ends at a deadline, however slowly bytes drip.
+
+Blocks go from the sender's slot to the socket and from the socket into the reader's slot, in as few
+calls as the kernel allows: plain sockets block in the kernel with a time limit of the kernel's,
+which holds for a whole call, and take a block in one call. TLS has its own copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from kvist.core.errors import TierTimeout
+from kvist.node.peers.messages import HEAD, Message, encode
+from kvist.node.protocol import ProtocolError
+
+BUFFER_BYTES = 4 << 20  # what the kernel may hold of each direction of a connection
+_TLS_BYTES = 1 << 20  # given to TLS in one call
+_TIMEVAL = struct.Struct("ll")
+_TCP = {  # a host that vanishes without a word is noticed within a minute
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 30,  # seconds
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 15_000,  # milliseconds
+}
+Buffer = bytes | memoryview
+
+
+class Wire:
+    """A connected socket. One thread uses it at a time; `abort` may come from any."""
+
+    def __init__(
+        self, connection: socket.socket, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Owns `connection`."""
+        self._socket, self._clock = connection, clock
+
+    def left_s(self, until: float) -> float:
+        """Seconds until the deadline.
+
+        Raises:
+            TierTimeout: it is over.
+        """
+        left = until - self._clock()
+        if left <= 0:
+            raise TierTimeout(errno.ETIMEDOUT, "the other node is too slow")
+        return left
+
+    def send(self, parts: Sequence[Buffer], until: float) -> None:
+        """Sends all of `parts`, one after the other.
+
+        Raises:
+            TierTimeout: they are not on their way by `until`.
+            OSError: the connection is broken.
+        """
+        left = [part if isinstance(part, memoryview) else memoryview(part) for part in parts]
+        while left:
+            sent = self._send(left, until)
+            while left and sent >= left[0].nbytes:
+                sent -= left.pop(0).nbytes
+            if sent:
+                left[0] = left[0][sent:]
+
+    def fill(self, out: memoryview, until: float) -> None:
+        """Fills `out` with what comes.
+
+        Raises:
+            TierTimeout: it is not full by `until`.
+            ConnectionResetError: the other side has hung up.
+            OSError: the connection is broken.
+        """
+        while out:
+            count = self._receive(out, until)
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
+            out = out[count:]
+
+    def tell(self, message: Message, until: float) -> bytes:
+        """Sends a message; returns its bytes.
+
+        Raises:
+            OSError: as `send`.
+        """
+        data = encode(message)
+        self.send([data], until)
+        return data
+
+    def hear(self, most_bytes: int, until: float, *, body_s: float | None = None) -> bytearray:
+        """The next message with its length; once it began, it may take `body_s`.
+
+        Raises:
+            ProtocolError: it claims to be longer than `most_bytes`.
+            OSError: as `fill`.
+        """
+        head = bytearray(HEAD.size)
+        self.fill(memoryview(head), until)
+        (size,) = HEAD.unpack(head)
+        if size > most_bytes:
+            raise ProtocolError(f"a message of {size} bytes; at most {most_bytes} may come")
+        message = head + bytearray(size)
+        limit = until if body_s is None else self._clock() + body_s
+        self.fill(memoryview(message)[HEAD.size :], limit)
+        return message
+
+    def abort(self) -> None:
+        """Makes every call on this connection fail, now and later."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hangs up. Idempotent."""
+        self._socket.close()
+
+    def _limit(self, option: int, until: float) -> None:
+        left = self.left_s(until)
+        micros = max(1, int(left % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(left), micros))
+
+    def _send(self, parts: Sequence[memoryview], until: float) -> int:
+        self._limit(socket.SO_SNDTIMEO, until)
+        try:
+            return self._socket.sendmsg(parts)
+        except BlockingIOError:
+            return 0  # the kernel's limit: `_limit` says whether it was ours
+
+    def _receive(self, out: memoryview, until: float) -> int:
+        while True:
+            self._limit(socket.SO_RCVTIMEO, until)
+            try:
+                return self._socket.recv_into(out, out.nbytes, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+
+
+class TlsWire(Wire):
+    """The same over TLS."""
+
+    def _send(self, parts: Sequence[memoryview], until: float) -> int:
+        self._socket.settimeout(self.left_s(until))
+        with _timely():
+            return self._socket.send(parts[0][:_TLS_BYTES])
+
+    def _receive(self, out: memoryview, until: float) -> int:
+        self._socket.settimeout(self.left_s(until))
+        with _timely():
+            return self._socket.recv_into(out)
+
+
+@contextlib.contextmanager
+def _timely() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise TierTimeout(errno.ETIMEDOUT, "the other node is too slow") from error
+
+
+def connect(
+    host: str, port: int, tls: ssl.SSLContext | None, until: float, *, server_name: str = ""
+) -> Wire:
+    """A connection to a node.
+
+    Raises:
+        TierTimeout: it does not come about by `until`.
+        OSError: nobody listens there, or TLS was refused.
+    """
+    left = until - time.monotonic()
+    with _timely():
+        plain = socket.create_connection((host, port), max(0.001, left))
+    return _wired(
+        plain,
+        tls,
+        until,
+        lambda context, link: context.wrap_socket(
+            link, server_hostname=server_name or host, do_handshake_on_connect=False
+        ),
+    )
+
+
+def accept(connection: socket.socket, tls: ssl.SSLContext | None, until: float) -> Wire:
+    """A connection that somebody made to us; owns it.
+
+    Raises:
+        OSError: TLS could not be agreed upon by `until`.
+    """
+    return _wired(
+        connection,
+        tls,
+        until,
+        lambda context, link: context.wrap_socket(
+            link, server_side=True, do_handshake_on_connect=False
+        ),
+    )
+
+
+def _wired(
+    plain: socket.socket,
+    tls: ssl.SSLContext | None,
+    until: float,
+    wrap: Callable[[ssl.SSLContext, socket.socket], ssl.SSLSocket],
+) -> Wire:
+    secure: ssl.SSLSocket | None = None
+    try:
+        _tune(plain)
+        if tls is None:
+            plain.settimeout(None)
+            return Wire(plain)
+        secure = wrap(tls, plain)
+        wire = TlsWire(secure)
+        secure.settimeout(wire.left_s(until))
+        with _timely():
+            secure.do_handshake()
+        return wire
+    except (OSError, ValueError):
+        (secure or plain).close()
+        raise
+
+
+def _tune(link: socket.socket) -> None:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _TCP.items():
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
+    enlarge(link)
+
+
+def enlarge(link: socket.socket) -> None:
+    """Large buffers, where the kernel grants them: a smaller one would be worse than its own."""
+    for option, limit in ((socket.SO_RCVBUF, "rmem_max"), (socket.SO_SNDBUF, "wmem_max")):
+        try:
+            most = int(Path("/proc/sys/net/core", limit).read_text())
+        except (OSError, ValueError):
+            continue
+        if most >= BUFFER_BYTES:
+            link.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
