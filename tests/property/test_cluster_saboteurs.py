@@ -134,10 +134,12 @@ def _one_rack(member: Member) -> None:
 
 
 SABOTEURS = (
-    Saboteur("ignores gaps", _followers(IgnoresGaps), "and it is at"),
-    Saboteur("forgets restarts", _followers(ForgetsRestarts), "and it is at"),
-    Saboteur("dumps late", _class_of("log", DumpsLate), "and it is at"),
-    Saboteur("believes old misses", _class_of("view.directory", BelievesOldMisses), "and it is at"),
+    Saboteur("ignores gaps", _followers(IgnoresGaps), "is wrong about"),
+    Saboteur("forgets restarts", _followers(ForgetsRestarts), "is wrong about"),
+    Saboteur("dumps late", _class_of("log", DumpsLate), "is wrong about"),
+    Saboteur(
+        "believes old misses", _class_of("view.directory", BelievesOldMisses), "is wrong about"
+    ),
     Saboteur("forgets drain", _class_of("view.membership", ForgetsDrain), "which takes nothing"),
     Saboteur("keeps the dead", _class_of("view.membership", KeepsTheDead), "believes in"),
     Saboteur("looks once", _class_of("replicator", LooksOnce), "lack copies"),

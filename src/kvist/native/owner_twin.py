@@ -51,7 +51,6 @@ class OwnerTable:
                 if len(self._owners) >= self._most_keys:
                     self._evict()
                 self._owners[tag] = ((source, tiers),)
-                self._touched.add(tag)
             else:
                 bits = dict(before)
                 bits[source] = bits.get(source, 0) | tiers

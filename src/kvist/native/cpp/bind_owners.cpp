@@ -63,7 +63,7 @@ void announce(const OwnerTable& table, const Keys& keys, std::size_t i) {
   if (i + kAhead < keys.size()) table.announce(keys[i + kAhead]);
 }
 
-void add(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
+void add_to(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
   demand(source, tiers);
   const Keys keys(sequence);
   keys.check();
@@ -73,7 +73,7 @@ void add(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle 
   }
 }
 
-void remove(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
+void remove_from(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
   demand(source, tiers);
   const Keys keys(sequence);
   keys.check();
@@ -146,8 +146,8 @@ void bind_owners(nb::module_& m) {
   nb::class_<OwnerTable>(m, "OwnerTable")
       .def("__init__", &construct, nb::arg("most_keys"))
       .def("__len__", &OwnerTable::size)
-      .def("add", &add, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
-      .def("remove", &remove, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
+      .def("add", &add_to, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
+      .def("remove", &remove_from, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
       .def("drop", &drop, nb::arg("source"))
       .def("find", &find, nb::arg("key"))
       .def("runs", &runs, nb::arg("keys"))

@@ -61,7 +61,7 @@ class OwnerTable {
       if ((used_ + 1) * 4 > entries_.size() * 3) rebuild();
       slot = slot_of(tag);
       std::memcpy(entries_[slot].tag, tag, kTagBytes);
-      entries_[slot].set = kEmptySet | kTouched;
+      entries_[slot].set = kEmptySet;
       ++sets_[kEmptySet].refs;
       ++used_;
       ++dead_;

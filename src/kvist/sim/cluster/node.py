@@ -109,7 +109,7 @@ class SimNode:
         self.starts += 1
 
     def crash(self) -> None:
-        """Ends without a word; what was on the wire to it is lost."""
+        """Ends without another word; what was on the wire to it is lost, and so is its DRAM."""
         self.member = None
         self.storage.crash()
         self._stop()
@@ -119,8 +119,7 @@ class SimNode:
         assert self.member is not None
         self._publish(self.member.leave(now_s, now_s), self.member.own.incarnation)
         self._discovery.withdraw(self.name)
-        self.member = None
-        self._stop()
+        self.crash()
 
     def tick(self, now_s: float) -> None:
         """Takes its mail, then does what is due."""

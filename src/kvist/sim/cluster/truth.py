@@ -57,10 +57,25 @@ def _judge_index(
             others = {name: tiers for name, tiers in holders.items() if name != node.name}
             if believed == others:
                 continue
-        judge.violated(f"{node.name} has {tag.hex()[:8]} at {believed}, and it is at {holders}")
+        judge.violated(f"{node.name} is wrong about {tag.hex()[:8]}: {_differs(believed, holders)}")
         return
     if index:
         judge.violated(f"{node.name} believes in {len(index)} blocks that nobody has")
+
+
+def _differs(
+    believed: Mapping[str, frozenset[Tier]], holders: Mapping[str, frozenset[Tier]]
+) -> str:
+    found = []
+    for name in sorted({*believed, *holders}):
+        ours, truth = believed.get(name, frozenset()), holders.get(name, frozenset())
+        if ours != truth:
+            found.append(f"{name} has it in {_tiers(truth)}, not in {_tiers(ours)}")
+    return "; ".join(found)
+
+
+def _tiers(tiers: frozenset[Tier]) -> str:
+    return "+".join(sorted(tier.value for tier in tiers)) or "none"
 
 
 def _judge_copies(
