@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvist.bench.peers import __main__ as command
-from kvist.bench.peers.run import Outcomes, Settings, measure
+from kvist.bench import peers as command
+from kvist.bench.between.run import Outcomes, Settings, measure
 
 SMALL = Settings(rounds=1, blocks=12, block_bytes=1 << 16, streams=2, peers=False)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvist.bench.between.run import NODES, SOCKET, Outcomes, Settings, measure
 from kvist.bench.machine import describe_machine
-from kvist.bench.peers.run import NODES, SOCKET, Outcomes, Settings, measure
 from kvist.bench.samples import Machine
 from kvist.bench.store.contender import ContenderError
 
