@@ -35,5 +35,5 @@ def test_json_has_machine_and_ratios(
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["part"], kept["ratio_to_socket"]["kvist"]) == ("peers", 0.75)
     printed = capsys.readouterr().out
-    assert "kvist: 0.75 of a plain socket" in printed
+    assert "kvist: 3.00 GB/s, 0.75 of a plain socket" in printed
     assert "redis: not measured: not installed" in printed
