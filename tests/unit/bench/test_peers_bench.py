@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvist.bench.peers import __main__ as command
-from kvist.bench.peers.run import Outcomes, Settings, measure
+from kvist.bench import peers as command
+from kvist.bench.between.run import Outcomes, Settings, measure
 
 SMALL = Settings(rounds=1, blocks=12, block_bytes=1 << 16, streams=2, peers=False)
 
@@ -35,5 +35,5 @@ def test_json_has_machine_and_ratios(
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (kept["part"], kept["ratio_to_socket"]["kvist"]) == ("peers", 0.75)
     printed = capsys.readouterr().out
-    assert "kvist: 0.75 of a plain socket" in printed
+    assert "kvist: 3.00 GB/s, 0.75 of a plain socket" in printed
     assert "redis: not measured: not installed" in printed

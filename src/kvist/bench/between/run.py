@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvist.bench.peers.ways import PlainSocket, TwoNodes, Way, Written
+from kvist.bench.between.ways import PlainSocket, TwoNodes, Way, Written
 from kvist.bench.store.contender import Blocks, ContenderError
 from kvist.bench.store.driven import Driven, find_peer
 from kvist.bench.store.redis import Redis

@@ -1,4 +1,4 @@
-"""`python -m kvist.bench.peers.sender FILE COUNT BYTES`: the least that can send blocks over TCP.
+"""`python -m kvist.bench.between.sender FILE COUNT BYTES`: the least that can send blocks over TCP.
 
 It prints its port. A connection says 16 bytes: the first block and the step; it gets that block and
 each that comes a step later, one after the other, as often as it asks.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvist.bench.between.run import NODES, SOCKET, Outcomes, Settings, measure
 from kvist.bench.machine import describe_machine
-from kvist.bench.peers.run import NODES, SOCKET, Outcomes, Settings, measure
 from kvist.bench.samples import Machine
 from kvist.bench.store.contender import ContenderError
 
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print(found: Outcomes) -> None:
     for way in found.rounds:
-        beside = f", {found.ratio(way):.2f} of a plain socket" if way != SOCKET else ""
-        beside += f"; kvist brings {found.ratio(NODES, way):.2f} times as much"
-        print(f"{way}: {found.bytes_per_s(way) / _GB:.2f} GB/s" + (beside if way != NODES else ""))
-    print(f"kvist: {found.ratio(NODES):.2f} of a plain socket")
+        beside = "" if way == SOCKET else f", {found.ratio(way):.2f} of a plain socket"
+        if way not in (SOCKET, NODES):
+            beside += f"; kvist brings {found.ratio(NODES, way):.2f} times as much"
+        print(f"{way}: {found.bytes_per_s(way) / _GB:.2f} GB/s{beside}")
     for way, why in found.missing.items():
         print(f"{way}: not measured: {why}")
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from kvist.bench.between.sender import ASK
 from kvist.bench.environments import free_ports
 from kvist.bench.node.run import node_process
-from kvist.bench.peers.sender import ASK
 from kvist.bench.store.contender import Blocks, Contender, ContenderError, in_huge_pages, share_out
 from kvist.core.keys import Key
 from kvist.core.lease import commit_each
@@ -59,7 +59,7 @@ class PlainSocket:
         self._blocks = blocks
         sizes = (str(blocks.count), str(blocks.block_bytes))
         self._sender = subprocess.Popen(
-            [sys.executable, "-m", "kvist.bench.peers.sender", str(blocks.path), *sizes],
+            [sys.executable, "-m", "kvist.bench.between.sender", str(blocks.path), *sizes],
             stdout=subprocess.PIPE,
         )
         assert self._sender.stdout is not None, "it was opened as a pipe"
