@@ -53,9 +53,8 @@ class HostProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.close()
-            self.process.wait(DEADLINE_S)
+        self.close()
+        self.process.wait(DEADLINE_S)
         self._out.close()
 
     def close(self) -> None:

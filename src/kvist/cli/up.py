@@ -114,4 +114,3 @@ def _show(found: ClusterState) -> None:
     screen.console().print(grid)
     if len(found.hosts) < found.wanted:
         print(f"{found.wanted - len(found.hosts)} of {found.wanted} hosts wait for a Ray node")
-

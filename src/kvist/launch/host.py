@@ -101,7 +101,7 @@ class Host:
         return child, url
 
     def _free_port(self, spec: EngineSpec, but: list[str]) -> int:
-        """The first port from the wanted one on that nobody has; the wanted one if all are taken."""
+        """The first port from the wanted one on that is free; the wanted one where none is."""
         taken = {url[0].rpartition(":")[2] for _, url in self._engines if url is not but}
         for port in range(spec.port, min(spec.port + _PORTS, 65_536)):
             if str(port) not in taken and _is_free(spec.host, port):
