@@ -139,7 +139,7 @@ class Supervisor:
 
     def _fits(self, node: dict[str, Any]) -> bool:
         has = node.get("Resources", {})
-        return has.get("CPU", 0) >= self._spec.cpus and has.get("GPU", 0) >= self._spec.gpus
+        return bool(has.get("CPU", 0) >= self._spec.cpus and has.get("GPU", 0) >= self._spec.gpus)
 
     def _place(self, node_id: str) -> Any:
         orders = HostOrders(
