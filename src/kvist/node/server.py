@@ -18,8 +18,12 @@ import socket
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from kvist.core.errors import StoreError
 from kvist.node import messages as m
+from kvist.node.cache.counter import Counter
+from kvist.node.cache.messages import FIRST_PROTOCOL as CACHE_PROTOCOL
 from kvist.node.keyspaces import Attach, Keyspace, Keyspaces
 from kvist.node.peer import Peer, Stage
 from kvist.node.place import peer_uid
@@ -40,6 +44,7 @@ FIRST_S = 5.0  # a connection that has not said by then what it wants is closed
 _TICK_S = 0.5
 _SETTLE_S = 0.05  # how often what is waited for is looked at, should no poke come
 _RECEIVE_BYTES = 64 << 10
+_HURRIED = (Stage.FIRST, Stage.ASKING, Stage.LEAVING)  # they leave if nothing comes
 
 
 class NodeServer:
@@ -63,6 +68,7 @@ class NodeServer:
         self._stop: str | None = None
         self._work = SlowWork(self.poke)
         self.keyspaces = make_keyspaces(self._work, self.poke)
+        self._counter = Counter(self.keyspaces, self.poke, clock, self._send)
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}  # by socket
         self._unsent: set[Peer] = set()
@@ -100,6 +106,7 @@ class NodeServer:
                 for fd, mask in self._epoll.poll(wait_s, 64):
                     self._event(fd, mask)
                 self._work.deliver()
+                self._counter.deliver()
                 self.keyspaces.settle()
                 self._flush_all()
                 if (now := self._clock()) >= next_tick:
@@ -170,6 +177,8 @@ class NodeServer:
             peer.session.handle(decode_request(body))
         elif peer.stage is Stage.FIRST:
             self._greet(peer, decode_first(body))
+        elif peer.stage in (Stage.ASKING, Stage.WAITING):
+            self._counter.take(peer, body)
         elif peer.stage is Stage.OPENING:
             raise ProtocolError("a request came before the handshake was over")
 
@@ -177,8 +186,9 @@ class NodeServer:
         if not self._accepting:
             self._accepting = True
             self._epoll.modify(self._listener, select.EPOLLIN)
+        self._counter.tick()
         for peer in list(self._peers.values()):
-            if peer.stage in (Stage.FIRST, Stage.LEAVING) and now >= peer.leave_at:
+            if peer.stage in _HURRIED and now >= peer.leave_at:
                 self._drop(peer)
 
     # -- the handshake ----------------------------------------------------------------------
@@ -191,7 +201,7 @@ class NodeServer:
             reason = f"this node speaks protocols {ours}, the client {theirs}; update the older one"
             self._refuse(peer, reason, for_good=True)
         elif isinstance(first, m.Control):
-            self._control(peer, first.what)
+            self._control(peer, first.what, protocol)
         else:
             hello = first
             peer.name = f"{hello.name or 'engine'} ({hello.pid})"
@@ -242,8 +252,13 @@ class NodeServer:
         self._watch(peer)
         _log.info("client %s attached", peer.name)
 
-    def _control(self, peer: Peer, what: str) -> None:
+    def _control(self, peer: Peer, what: str, protocol: int) -> None:
         peer.stage = Stage.OPENING
+        if what == "cache" and protocol >= CACHE_PROTOCOL:
+            self._send(peer, m.Report(f'{{"protocol": {protocol}}}'))
+            self._counter.open(peer)
+            peer.frames.most_bytes = MOST_BYTES
+            return
         if what == "drain":
             self._report(peer, '{"draining": true}')
             self.stop("drained")
@@ -287,7 +302,7 @@ class NodeServer:
         peer.stage, peer.leave_at = Stage.LEAVING, self._clock() + FIRST_S
         self._unsent.add(peer)
 
-    def _send(self, peer: Peer, message: m.Reply) -> None:
+    def _send(self, peer: Peer, message: msgspec.Struct) -> None:
         if peer.stage is Stage.GONE:
             return
         if not peer.put(encode(message)):
@@ -360,3 +375,4 @@ class NodeServer:
         self._lives.clear()
         self._epoll.close()
         self._work.stop(1.0)
+        self._counter.stop(1.0)

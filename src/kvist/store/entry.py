@@ -67,6 +67,7 @@ class Entry:
     prefetched: bool = False
     refused: bool = False
     checksum: int | None = None  # of the bytes, as their writer took it
+    since_s: float = 0.0  # when its bytes came to DRAM, by the store's clock
 
     @property
     def resident(self) -> bool:
