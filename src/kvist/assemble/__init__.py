@@ -1,6 +1,7 @@
 """Turns a configuration into objects; the only package that knows every implementation."""
 
 from kvist.assemble.embedded import open_embedded_store
+from kvist.assemble.front import node_front
 from kvist.assemble.host import node_place, node_stores, open_store
 
-__all__ = ["node_place", "node_stores", "open_embedded_store", "open_store"]
+__all__ = ["node_front", "node_place", "node_stores", "open_embedded_store", "open_store"]

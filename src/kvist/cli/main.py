@@ -34,6 +34,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve", "serve a model with vLLM and Kvist"),
     Command("node", "node", "share one store between the engines of this host"),
+    Command("cache", "cache", "look at a node's blocks, pin, move and evict them"),
     Command("demo", "demo", "show on this machine what Kvist saves"),
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),

@@ -13,7 +13,7 @@ import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 from kvist.node.keyspaces import Keyspaces, OpenStore
@@ -33,6 +33,7 @@ def serve(
     drain_s: float,
     wait_s: float = 0.0,
     facts: Mapping[str, object] | None = None,
+    open_front: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Serves until a signal or a client's `drain`; may be called on the main thread only.
 
@@ -43,9 +44,10 @@ def serve(
         drain_s: how long the end may take.
         wait_s: how long to wait for another node on this socket to end.
         facts: what `status` says besides.
+        open_front: called with the lock held; what it gives is entered while the node serves.
 
     Raises:
-        ConfigError: the socket's folder is not this user's alone.
+        ConfigError: the socket's folder is not this user's alone, or the front cannot be opened.
         NodeRunningError: another node serves this socket.
         OSError: the socket cannot be made.
     """
@@ -60,10 +62,12 @@ def serve(
             return Keyspaces(open_store, work, poke, most=keyspaces)
 
         described = {"socket": os.fspath(place.socket), **(facts or {})}
+        front = open_front()
         server = NodeServer(place.listen(), make, describe=lambda: described)
         _log.info("process %d serves %s", os.getpid(), place.socket)
         with _signals_to(server):
-            server.run()
+            with front:
+                server.run()
             place.socket.unlink(missing_ok=True)
             server.keyspaces.close(drain_s)
         _log.info("drained")
