@@ -1,6 +1,6 @@
 """What a person does to a store: runs, sums, pins, moves; and that a tenant's are its own alone."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ MakeStore = Callable[..., TieredStore]
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SsdTier]:
+def disk(tmp_path: Path) -> SsdTier:
     """A real log, whose frames name parents."""
-    yield SsdTier.open(
+    return SsdTier.open(
         tmp_path / "d", keyspace=bytes(32), capacity_bytes=64 << 20, fsync=FsyncMode.OFF
     )
 
@@ -245,6 +245,33 @@ def test_a_tenant_touches_no_block_of_another_in_any_tier(make_store: MakeStore)
     assert care.clear("b", deadline_s=WAIT_S) == (2, True)
     assert len(store.match(keys(0, 1))) == 2
     assert len(store.match(keys(2))) == 0
+
+
+def test_a_foreign_key_takes_the_way_of_an_absent_one(make_store: MakeStore) -> None:
+    """Neither the policy nor the tier below is asked about it: there is nothing to time."""
+    asked: list[Key] = []
+
+    class Watched(DictTier):
+        def contains(self, key: Key) -> bool:
+            asked.append(key)
+            return super().contains(key)
+
+    store = make_store(lower=Watched())
+    care = store.caretaker
+    write(store, [0, 1], "a")
+    assert store.flush(WAIT_S)
+    care.demote(keys(1), None, deadline_s=WAIT_S)
+    asked.clear()
+    before = store.stats()
+    for one in keys(0, 1, 9):
+        care.evict([one], "b")
+        care.pin([one], "b")
+        care.demote([one], "b", deadline_s=0.0)
+        care.promote([one], [None], "b", deadline_s=WAIT_S)
+        with pytest.raises(StoreError):
+            list(care.prefix(one.hex(), None, "b", alone=False))
+    assert asked == []
+    assert store.stats() == before
 
 
 def test_a_tenant_touches_its_own_block_that_has_left_dram(make_store: MakeStore) -> None:

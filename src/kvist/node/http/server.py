@@ -110,6 +110,7 @@ def _bound(listen: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((str(address), number))
+        listener.listen(MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
