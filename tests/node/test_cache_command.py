@@ -187,14 +187,22 @@ def test_misuse_is_one_line_that_names_the_thing(
         assert named in _misused(run, *words)[2]
 
 
-def test_a_text_is_cut_by_the_models_tokenizer_and_one_that_is_none_is_named(
+@pytest.mark.slow  # it imports Transformers
+def test_a_prompt_is_named_by_its_text_and_the_models_tokenizer(
     run: Run, engine: NodeStore, tmp_path: Path
 ) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = {f"w{n}": n for n in PROMPT} | {"?": 100}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(tmp_path / "m")
     file = tmp_path / "prompt.txt"
-    file.write_text("a prompt")
-    pytest.importorskip("transformers")
-    error = _misused(run, "pin", "--text", str(file), "--model", str(tmp_path / "nobody"))[2]
-    assert "no tokenizer" in error
+    file.write_text(" ".join(f"w{n}" for n in PROMPT))
+    named = ("--text", str(file), "--model", str(tmp_path / "m"))
+    assert changed(run("evict", *named, "--json")[1]) == (6, 0, 0)
+    assert len(engine.match(names())) == 0
+    assert len(engine.match(names("b"))) == 6
 
 
 def test_a_node_that_is_away_is_a_failure_and_no_misuse(

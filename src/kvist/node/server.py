@@ -44,6 +44,7 @@ FIRST_S = 5.0  # a connection that has not said by then what it wants is closed
 _TICK_S = 0.5
 _SETTLE_S = 0.05  # how often what is waited for is looked at, should no poke come
 _RECEIVE_BYTES = 64 << 10
+_COUNTER_S = 0.2  # the end does not wait for what a person asked
 _HURRIED = (Stage.FIRST, Stage.ASKING, Stage.LEAVING)  # they leave if nothing comes
 
 
@@ -62,7 +63,7 @@ class NodeServer:
         """`describe` adds to what `status` says."""
         self._listener, self._uid_of, self._clock = listener, uid_of, clock
         self._describe = describe
-        self._began = clock()
+        self._began = self._next_tick = clock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poked = False
         self._stop: str | None = None
@@ -96,24 +97,30 @@ class NodeServer:
 
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
+        self._begin()
+        try:
+            while self._stop is None:
+                self._turn(_SETTLE_S if self.keyspaces.waits() else _TICK_S)
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
         self._listener.settimeout(0)
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
-        next_tick = self._clock() + _TICK_S
-        try:
-            while self._stop is None:
-                wait_s = _SETTLE_S if self.keyspaces.waits() else _TICK_S
-                for fd, mask in self._epoll.poll(wait_s, 64):
-                    self._event(fd, mask)
-                self._work.deliver()
-                self._counter.deliver()
-                self.keyspaces.settle()
-                self._flush_all()
-                if (now := self._clock()) >= next_tick:
-                    next_tick = now + _TICK_S
-                    self._tick(now)
-        finally:
-            self._end()
+        self._next_tick = self._clock() + _TICK_S
+
+    def _turn(self, wait_s: float) -> None:
+        """Deals with what has happened; waits for something at most `wait_s`."""
+        for fd, mask in self._epoll.poll(wait_s, 64):
+            self._event(fd, mask)
+        self._work.deliver()
+        self._counter.deliver()
+        self.keyspaces.settle()
+        self._flush_all()
+        if (now := self._clock()) >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._tick(now)
 
     # -- events -----------------------------------------------------------------------------
 
@@ -142,6 +149,9 @@ class NodeServer:
                 self._accepting = False  # until the next tick
                 self._epoll.modify(self._listener, 0)
             return
+        self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(0)
         peer = Peer(connection, self._clock() + FIRST_S)
         self._peers[connection.fileno()] = peer
@@ -375,4 +385,4 @@ class NodeServer:
         self._lives.clear()
         self._epoll.close()
         self._work.stop(1.0)
-        self._counter.stop(1.0)
+        self._counter.stop(_COUNTER_S)

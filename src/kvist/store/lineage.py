@@ -54,13 +54,13 @@ def prefix(desk: Desk, link: LowerLink | None, key: Key) -> list[Key]:
         with desk.lock:
             entry = desk.table.entries.get(wanted)
             parent = entry.parent if entry is not None else None
-        if entry is None:
+        if parent is None:  # also where DRAM has a block of whose parent it was not told
             before = len(chain)
             wanted = _climb(link, wanted, chain)
             if len(chain) == before:
                 break
             continue
-        if parent is None or parent in chain:
+        if parent in chain:
             break
         chain[parent] = None
         wanted = parent

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -192,7 +193,7 @@ def move(client: CacheClient, args: argparse.Namespace) -> int:
     """`move` and `warm`."""
     if args.deadline <= 0:
         raise ConfigError(f"cannot be {args.deadline:g}", path="--deadline", remedy="above 0")
-    to = "dram" if args.action == "warm" else args.to
+    to: Literal["dram", "ssd"] = "dram" if args.action == "warm" else args.to
     until, total = time.monotonic() + args.deadline, m.Changed(0, 0, 0)
     with screen.progress_bars() as bars:
         task = bars.add_task(args.action, total=None)

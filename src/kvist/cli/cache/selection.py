@@ -39,12 +39,13 @@ def selected(
     if args.tokens or args.text:
         yield from _of_prompt(client, args)
         return
-    for ending in args.key or [""]:
+    endings = [checked_digits(text) for text in args.key] or [""]
+    for ending in endings:
         ask = m.ListBlocks(
             keyspace=args.keyspace,
             tenant=args.tenant,
             tier=tier,
-            ending=checked_digits(ending) if ending else "",
+            ending=ending,
             alone=args.alone,
             limit=m.MOST_ITEMS,
         )
