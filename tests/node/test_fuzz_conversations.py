@@ -8,15 +8,17 @@ fifth in requests about blocks. A failure names its seed, which `KVIST_FUZZ_SEED
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 from conversation import FIRSTS, REQUESTS
 from test_cache_desk import REQUESTS as CACHE_REQUESTS
 from test_fuzz import _POOL, NoWaiter, mutated
@@ -155,6 +157,14 @@ def _resident_bytes() -> int:
     text = Path("/proc/self/status").read_text()
     line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) << 10
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """Pytest keeps every record, and with it the message that it is about."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def test_mutated_conversations_leave_nothing_behind(folder: Path) -> None:

@@ -296,7 +296,7 @@ def test_tokens_are_told_apart() -> None:
 
 
 def _front(folder: Path, *sets: str, tenants: Mapping[str, str] | None = None) -> Any:
-    overrides = {"node": {"http": {"tenants": tenants or {}}}}
+    overrides = {"node": {"http": {"tenants": tenants or "none"}}}
     config = load_config(env={}, overrides=overrides, sets=sets).config
     return node_front(config, Place(folder / "n.sock"))
 

@@ -35,12 +35,8 @@ def node_front(config: Config, place: Place) -> AbstractContextManager[None]:
             path="$.node.http.listen",
             remedy="pip install 'kvist[http]'",
         ) from error
-    tokens = Tokens(
-        read_token(Path(http.token_file), "$.node.http.token_file"),
-        {
-            name: read_token(Path(file), f"$.node.http.tenants.{name}")
-            for name, file in http.tenants.items()
-        },
-    )
+    files = http.tenants if isinstance(http.tenants, dict) else {}
+    tenants = {n: read_token(Path(f), f"$.node.http.tenants.{n}") for n, f in files.items()}
+    tokens = Tokens(read_token(Path(http.token_file), "$.node.http.token_file"), tenants)
     version = metadata.version("kvist")
     return HttpServer(http.listen, place.socket, tokens, version=version).running()

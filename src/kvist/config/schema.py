@@ -34,12 +34,12 @@ class HttpConfig(Section, frozen=True):
         ),
     ] = ""
     tenants: Annotated[
-        dict[str, str],
+        Annotated[dict[str, str], Meta(min_length=1)] | Literal["none"],
         Meta(
-            description="Files with the tokens of tenants, by name. A tenant sees, counts, pins, "
-            "moves and evicts its own blocks alone."
+            description="Files with the tokens of tenants, by name (in YAML). A tenant sees, "
+            "counts, pins, moves and evicts its own blocks alone."
         ),
-    ] = msgspec.field(default_factory=dict)
+    ] = "none"
 
 
 class NodeConfig(Section, frozen=True):

@@ -38,7 +38,6 @@ class BlockTable:
         may_drop_dirty: Callable[[], bool],
         ages: Ages | None = None,
         tenants: Tenants | None = None,
-        owners: Owners | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`may_drop_dirty` says whether a block that is nowhere else may be evicted now.
@@ -58,7 +57,7 @@ class BlockTable:
         self.idle = dict.fromkeys(Idle, 0)  # the count of NO is kept but means nothing
         self.ages = ages
         self.tenants = tenants
-        self.owners = owners or Owners()
+        self.owners = Owners(0)  # until there is a tier below
         self._clock = clock
         self._may_drop_dirty = may_drop_dirty
 

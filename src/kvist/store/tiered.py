@@ -101,14 +101,12 @@ class TieredStore:
             may_drop_dirty=self._may_drop_dirty,
             ages=None if ttl_s is None else Ages(ttl_s, clock),
             tenants=tenants,
-            owners=Owners() if lower is not None else Owners(0),
             clock=clock,
         )
         self._desk = Desk(self._table, self._outbox, clock)
         self._desk.insert_filter = insert_filter or AdmitAll()
         self._lock = self._desk.lock
-        self._clock = clock
-        self._closed = False
+        self._clock, self._closed = clock, False
         self._link: LowerLink | None = None
         self._prefetcher: Prefetcher | None = None
         self._restorer: Restorer | None = None
@@ -127,6 +125,7 @@ class TieredStore:
         stuck_s: float,
         restore_blocks: int,
     ) -> None:
+        self._table.owners = Owners()
         link = self._link = LowerLink(
             lower,
             name,
