@@ -63,8 +63,9 @@ soak: setup  ## run the crash, fault, stress and property tests for long
 	  HYPOTHESIS_PROFILE=soak \
 	  $(PY) -m pytest -q --timeout 7200 tests/property tests/faults tests/stress
 
-fuzz: setup  ## throw damaged payloads at every codec, and messages at nodes, for minutes
+fuzz: setup  ## throw damaged payloads at every codec, and a million messages at nodes
 	@KVIST_FUZZ_S=150 $(PY) -m pytest -q --timeout 1200 tests/faults/test_payload_fuzz.py
-	@KVIST_FUZZ_MUTATIONS=1000000 $(PY) -m pytest -q --timeout 3600 tests/node/test_peers_fuzz.py
+	@KVIST_FUZZ_MUTATIONS=1000000 $(PY) -m pytest -q --timeout 3600 \
+	  tests/node/test_fuzz.py tests/node/test_fuzz_conversations.py tests/node/test_peers_fuzz.py
 
 ci: check test  ## what must pass before a change is merged

@@ -290,6 +290,12 @@ METRICS: tuple[Metric, ...] = (
         "blocks",
         "Blocks of this node with fewer copies than there could be, in the last whole round.",
     ),
+    Metric("kvist_node_keyspaces", _G, "keyspaces", "Keyspaces that a node has open."),
+    Metric("kvist_node_clients", _G, "clients", "Engines that are attached to a node."),
+    Metric("kvist_node_uptime_seconds", _G, "seconds", "How long a node has been running."),
+    Metric("kvist_node_leases", _G, "leases", "Leases that engines hold at a node."),
+    Metric("kvist_node_pinned_blocks", _G, "blocks", "Blocks that are pinned in a node's DRAM."),
+    Metric("kvist_node_dirty_blocks", _G, "blocks", "Blocks that a node has yet to write below."),
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

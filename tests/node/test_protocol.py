@@ -137,7 +137,8 @@ def test_half_a_key_and_half_a_slot_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("oldest", "newest", "chosen"), [(1, 1, 1), (1, 9, 1), (0, 1, 1), (2, 9, None), (0, 0, None)]
+    ("oldest", "newest", "chosen"),
+    [(1, 1, 1), (1, 9, 2), (0, 1, 1), (2, 2, 2), (3, 9, None), (0, 0, None)],
 )
 def test_newest_common_protocol_is_chosen(oldest: int, newest: int, chosen: int | None) -> None:
     assert choose_protocol(oldest, newest) == chosen

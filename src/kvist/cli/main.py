@@ -36,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("node", "node", "share one store between the engines of this host"),
     Command("up", "up", "start nodes and engines on a Ray cluster"),
     Command("down", "down", "end what `kvist up` started"),
+    Command("cache", "cache", "look at a node's blocks, pin, move and evict them"),
     Command("demo", "demo", "show on this machine what Kvist saves"),
     Command("config", "config_cmd", "show or check the configuration"),
     Command("du", "du", "show what the SSD cache holds"),

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(loaded: LoadedConfig, *, replace: bool) -> int:
-    from kvist.assemble import node_peering, node_place, node_stores
+    from kvist.assemble import node_front, node_peering, node_place, node_stores
     from kvist.node import control
     from kvist.node.daemon import serve
 
@@ -87,6 +87,7 @@ def _run(loaded: LoadedConfig, *, replace: bool) -> int:
         drain_s=config.node.drain_s,
         wait_s=_REPLACE_S if replace else 0.0,
         peering=peering,
+        open_front=lambda: node_front(config, place),
     )
     return 0
 

@@ -17,6 +17,32 @@ from kvist.config.store_schema import (
 )
 
 
+class HttpConfig(Section, frozen=True):
+    """A node's blocks over HTTP."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description="Address and port, on loopback, on which a node answers over HTTP, such as "
+            "`127.0.0.1:7333`. Empty: on none. Needs `pip install 'kvist[http]'`."
+        ),
+    ] = ""
+    token_file: Annotated[
+        str,
+        Meta(
+            description="File with the operator's token, of mode 0600: one line of 16 characters "
+            "or more. Needed with `listen`."
+        ),
+    ] = ""
+    tenants: Annotated[
+        Annotated[dict[str, str], Meta(min_length=1)] | Literal["none"],
+        Meta(
+            description="Files with the tokens of tenants, by name (in YAML). A tenant sees, "
+            "counts, pins, moves and evicts its own blocks alone."
+        ),
+    ] = "none"
+
+
 class NodeConfig(Section, frozen=True):
     """The node of this host, and how engines reach it."""
 
@@ -51,6 +77,7 @@ class NodeConfig(Section, frozen=True):
         Meta(gt=0, description="Seconds that a node that ends may take to write what is dirty."),
     ] = 30.0
     peers: PeersConfig = msgspec.field(default_factory=PeersConfig)
+    http: HttpConfig = msgspec.field(default_factory=HttpConfig)
 
 
 class ConnectorConfig(Section, frozen=True):

@@ -13,7 +13,7 @@ import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 from kvist.node.keyspaces import Keyspaces, OpenStore
@@ -37,6 +37,7 @@ def serve(
     wait_s: float = 0.0,
     facts: Mapping[str, object] | None = None,
     peering: Peering | None = None,
+    open_front: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Serves until a signal or a client's `drain`; may be called on the main thread only.
 
@@ -48,9 +49,10 @@ def serve(
         wait_s: how long to wait for another node on this socket to end.
         facts: what `status` says besides.
         peering: whether the stores are served to other nodes.
+        open_front: called with the lock held; what it gives is entered while the node serves.
 
     Raises:
-        ConfigError: the socket's folder is not this user's alone.
+        ConfigError: the socket's folder is not this user's alone, or the front cannot be opened.
         NodeRunningError: another node serves this socket.
         OSError: the socket, or that for other nodes, cannot be made.
     """
@@ -70,12 +72,14 @@ def serve(
         def describe() -> dict[str, object]:
             return described if peers is None else described | {"peers": peers.facts()}
 
+        front = open_front()
         server = NodeServer(place.listen(), make, describe=describe)
         if peering is not None:
             peers = peering.serve(server.keyspaces.in_use)
         _log.info("process %d serves %s", os.getpid(), place.socket)
         with _signals_to(server):
-            server.run()
+            with front:
+                server.run()
             place.socket.unlink(missing_ok=True)
             if peers is not None:
                 peers.stop(_PEERS_S)

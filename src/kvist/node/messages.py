@@ -24,7 +24,7 @@ from kvist.core.outcome import Outcome, Tier
 
 MAGIC = "kvist"
 OLDEST_PROTOCOL = 1
-NEWEST_PROTOCOL = 1
+NEWEST_PROTOCOL = 2  # it has `cache/messages.py`; an engine's messages are those of 1
 MOST_KEYS = 1 << 16  # a million tokens in blocks of 16
 NO_SLOT = 0xFFFFFFFF
 _MOST_S = 86_400.0
@@ -71,7 +71,10 @@ class Hello(_Message, frozen=True, tag=0):
 
 
 class Control(_Message, frozen=True, tag=1):
-    """A question to the node itself: `status`, `check` or `drain`. One `Report` answers it."""
+    """A question to the node itself: `status`, `check`, `drain` or `cache`; a `Report` answers it.
+
+    After `cache`, requests of `cache/messages.py` may follow.
+    """
 
     magic: Name
     oldest: Number

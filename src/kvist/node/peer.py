@@ -19,8 +19,13 @@ class Stage(Enum):
     FIRST = "has said nothing yet"
     OPENING = "waits for its answer"
     OPEN = "attached"
+    ASKING = "may ask about blocks"
+    WAITING = "waits for an answer about blocks"
     LEAVING = "gets its last answer"
     GONE = "closed"
+
+
+_TALKING = (Stage.FIRST, Stage.OPEN, Stage.ASKING)
 
 
 class Peer:
@@ -59,5 +64,5 @@ class Peer:
 
     def wants(self) -> int:
         """Which events matter now."""
-        takes = self.stage in (Stage.FIRST, Stage.OPEN) and len(self.out) < _PAUSE_BYTES
+        takes = self.stage in _TALKING and len(self.out) < _PAUSE_BYTES
         return (select.EPOLLIN if takes else 0) | (select.EPOLLOUT if self.out else 0)

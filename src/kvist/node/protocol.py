@@ -15,7 +15,6 @@ from kvist.node.messages import (
     NEWEST_PROTOCOL,
     OLDEST_PROTOCOL,
     First,
-    Message,
     Reply,
     Request,
 )
@@ -36,7 +35,7 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """A message with its length before it.
 
     Raises:
@@ -54,7 +53,7 @@ def decode_first(body: bytes) -> First:
     Raises:
         ProtocolError: it is neither.
     """
-    first = _decode(_first, body)
+    first = decode(_first, body)
     if first.magic != MAGIC:
         raise ProtocolError(f"the first word is {first.magic!r}, not {MAGIC!r}")
     return first
@@ -66,7 +65,7 @@ def decode_request(body: bytes) -> Request:
     Raises:
         ProtocolError: it is no request.
     """
-    return _decode(_requests, body)
+    return decode(_requests, body)
 
 
 def decode_reply(body: bytes) -> Reply:
@@ -75,10 +74,15 @@ def decode_reply(body: bytes) -> Reply:
     Raises:
         ProtocolError: it is no reply.
     """
-    return _decode(_replies, body)
+    return decode(_replies, body)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    """What a decoder makes of a message's body.
+
+    Raises:
+        ProtocolError: nothing.
+    """
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors

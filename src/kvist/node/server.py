@@ -18,8 +18,12 @@ import socket
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from kvist.core.errors import StoreError
 from kvist.node import messages as m
+from kvist.node.cache.counter import Counter
+from kvist.node.cache.messages import FIRST_PROTOCOL as CACHE_PROTOCOL
 from kvist.node.keyspaces import Attach, Keyspace, Keyspaces
 from kvist.node.peer import Peer, Stage
 from kvist.node.place import peer_uid
@@ -40,6 +44,8 @@ FIRST_S = 5.0  # a connection that has not said by then what it wants is closed
 _TICK_S = 0.5
 _SETTLE_S = 0.05  # how often what is waited for is looked at, should no poke come
 _RECEIVE_BYTES = 64 << 10
+_COUNTER_S = 0.2  # the end does not wait for what a person asked
+_HURRIED = (Stage.FIRST, Stage.ASKING, Stage.LEAVING)  # they leave if nothing comes
 
 
 class NodeServer:
@@ -57,12 +63,13 @@ class NodeServer:
         """`describe` adds to what `status` says."""
         self._listener, self._uid_of, self._clock = listener, uid_of, clock
         self._describe = describe
-        self._began = clock()
+        self._began = self._next_tick = clock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poked = False
         self._stop: str | None = None
         self._work = SlowWork(self.poke)
         self.keyspaces = make_keyspaces(self._work, self.poke)
+        self._counter = Counter(self.keyspaces, self.poke, clock, self._send)
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}  # by socket
         self._unsent: set[Peer] = set()
@@ -90,23 +97,30 @@ class NodeServer:
 
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
+        self._begin()
+        try:
+            while self._stop is None:
+                self._turn(_SETTLE_S if self.keyspaces.waits() else _TICK_S)
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
         self._listener.settimeout(0)
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
-        next_tick = self._clock() + _TICK_S
-        try:
-            while self._stop is None:
-                wait_s = _SETTLE_S if self.keyspaces.waits() else _TICK_S
-                for fd, mask in self._epoll.poll(wait_s, 64):
-                    self._event(fd, mask)
-                self._work.deliver()
-                self.keyspaces.settle()
-                self._flush_all()
-                if (now := self._clock()) >= next_tick:
-                    next_tick = now + _TICK_S
-                    self._tick(now)
-        finally:
-            self._end()
+        self._next_tick = self._clock() + _TICK_S
+
+    def _turn(self, wait_s: float) -> None:
+        """Deals with what has happened; waits for something at most `wait_s`."""
+        for fd, mask in self._epoll.poll(wait_s, 64):
+            self._event(fd, mask)
+        self._work.deliver()
+        self._counter.deliver()
+        self.keyspaces.settle()
+        self._flush_all()
+        if (now := self._clock()) >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._tick(now)
 
     # -- events -----------------------------------------------------------------------------
 
@@ -135,6 +149,9 @@ class NodeServer:
                 self._accepting = False  # until the next tick
                 self._epoll.modify(self._listener, 0)
             return
+        self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(0)
         peer = Peer(connection, self._clock() + FIRST_S)
         self._peers[connection.fileno()] = peer
@@ -170,6 +187,8 @@ class NodeServer:
             peer.session.handle(decode_request(body))
         elif peer.stage is Stage.FIRST:
             self._greet(peer, decode_first(body))
+        elif peer.stage in (Stage.ASKING, Stage.WAITING):
+            self._counter.take(peer, body)
         elif peer.stage is Stage.OPENING:
             raise ProtocolError("a request came before the handshake was over")
 
@@ -177,8 +196,9 @@ class NodeServer:
         if not self._accepting:
             self._accepting = True
             self._epoll.modify(self._listener, select.EPOLLIN)
+        self._counter.tick()
         for peer in list(self._peers.values()):
-            if peer.stage in (Stage.FIRST, Stage.LEAVING) and now >= peer.leave_at:
+            if peer.stage in _HURRIED and now >= peer.leave_at:
                 self._drop(peer)
 
     # -- the handshake ----------------------------------------------------------------------
@@ -191,7 +211,7 @@ class NodeServer:
             reason = f"this node speaks protocols {ours}, the client {theirs}; update the older one"
             self._refuse(peer, reason, for_good=True)
         elif isinstance(first, m.Control):
-            self._control(peer, first.what)
+            self._control(peer, first.what, protocol)
         else:
             hello = first
             peer.name = f"{hello.name or 'engine'} ({hello.pid})"
@@ -242,8 +262,13 @@ class NodeServer:
         self._watch(peer)
         _log.info("client %s attached", peer.name)
 
-    def _control(self, peer: Peer, what: str) -> None:
+    def _control(self, peer: Peer, what: str, protocol: int) -> None:
         peer.stage = Stage.OPENING
+        if what == "cache" and protocol >= CACHE_PROTOCOL:
+            self._send(peer, m.Report(f'{{"protocol": {protocol}}}'))
+            self._counter.open(peer)
+            peer.frames.most_bytes = MOST_BYTES
+            return
         if what == "drain":
             self._report(peer, '{"draining": true}')
             self.stop("drained")
@@ -287,7 +312,7 @@ class NodeServer:
         peer.stage, peer.leave_at = Stage.LEAVING, self._clock() + FIRST_S
         self._unsent.add(peer)
 
-    def _send(self, peer: Peer, message: m.Reply) -> None:
+    def _send(self, peer: Peer, message: msgspec.Struct) -> None:
         if peer.stage is Stage.GONE:
             return
         if not peer.put(encode(message)):
@@ -360,3 +385,4 @@ class NodeServer:
         self._lives.clear()
         self._epoll.close()
         self._work.stop(1.0)
+        self._counter.stop(_COUNTER_S)

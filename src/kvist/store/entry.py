@@ -69,6 +69,7 @@ class Entry:
     refused: bool = False
     lent: bool = False
     checksum: int | None = None  # of the bytes, as their writer took it
+    since_s: float = 0.0  # when its bytes came to DRAM, by the store's clock
 
     @property
     def resident(self) -> bool:

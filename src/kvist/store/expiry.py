@@ -67,6 +67,7 @@ def _expire(desk: Desk, link: LowerLink | None, ages: Ages, key: Key) -> bool:
         desk.changed.notify_all()  # a flush may have waited for it
     doomed = link is not None and link.tier.contains(key) and ages.doom(key)
     ages.forget(key)
+    table.owners.forget((key,))
     if doomed:
         desk.write_work.notify()
     table.counters.expired += doomed or entry is not None

@@ -13,13 +13,15 @@ from kvist.store.entry import Idle
 from kvist.store.link import Clearable, LowerLink
 
 
-def evict(desk: Desk, link: LowerLink | None, keys: Iterable[Key]) -> int:
-    """Forgets blocks in every tier; see `TieredStore.evict`."""
+def evict(desk: Desk, link: LowerLink | None, keys: Iterable[Key], *, of: str | None = None) -> int:
+    """Forgets blocks in every tier, only those of tenant `of` if given; see `TieredStore.evict`."""
     table = desk.table
     with desk.lock:
         dropped: list[Key] = []
         below: list[Key] = []
         for key in dict.fromkeys(keys):
+            if of is not None and table.owner(key) != of:
+                continue  # another's block and one that is nowhere are not told apart
             entry = table.entries.get(key)
             if entry is not None:
                 if entry.idle is Idle.NO:
@@ -28,6 +30,7 @@ def evict(desk: Desk, link: LowerLink | None, keys: Iterable[Key]) -> int:
                 dropped.append(key)
             if link is not None and link.tier.contains(key):
                 below.append(key)
+            table.owners.forget((key,))
             if table.ages is not None:
                 table.ages.forget(key)
         if dropped:
@@ -53,12 +56,17 @@ def clear(desk: Desk, link: LowerLink | None) -> None:
         link.demand("remove", partial(link.tier.remove, dropped))
 
 
-def set_pinned(desk: Desk, keys: Iterable[Key], *, pinned: bool) -> int:
-    """Pins or unpins what is in DRAM; says how many changed. Either counts as a use."""
+def set_pinned(desk: Desk, keys: Iterable[Key], *, pinned: bool, of: str | None = None) -> int:
+    """Pins or unpins what is in DRAM; says how many changed. Either counts as a use.
+
+    Only blocks of tenant `of`, if one is given.
+    """
     changed = 0
     table = desk.table
     with desk.lock:
         for key in keys:
+            if of is not None and table.owner(key) != of:
+                continue
             entry = table.entries.get(key)
             if entry is not None and entry.resident and entry.pinned is not pinned:
                 entry.pinned = pinned

@@ -107,8 +107,9 @@ class StoreStats:
 class BlockInfo:
     """One block in one tier, as `list` and `stat` show it.
 
-    `state`, `refs`, `pinned` and `tenant` are those of a block in DRAM. A tier below may know no
-    `parent`.
+    `state`, `refs`, `pinned` and `age_s`, since its bytes came there, are those of a block in DRAM.
+    `tenant` is `None` where nobody is known, `size_bytes` what the block takes in its tier, if that
+    is known. A tier below may know no `parent`.
     """
 
     key: Key
@@ -117,4 +118,6 @@ class BlockInfo:
     state: State = State.CLEAN
     refs: int = 0
     pinned: bool = False
-    tenant: str = ""
+    tenant: str | None = None
+    size_bytes: int | None = None
+    age_s: float | None = None

@@ -7,6 +7,7 @@ Every method is called under the store's lock. `settle` must follow each change 
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -18,6 +19,7 @@ from kvist.policy.protocol import EvictionPolicy
 from kvist.store.ages import Ages
 from kvist.store.entry import NO_SLOT, Entry, Idle, State
 from kvist.store.outbox import Outbox
+from kvist.store.owners import Owners
 from kvist.store.quota import Tenants
 from kvist.store.stats import Counters
 from kvist.tiers.dram import Arena
@@ -36,6 +38,7 @@ class BlockTable:
         may_drop_dirty: Callable[[], bool],
         ages: Ages | None = None,
         tenants: Tenants | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`may_drop_dirty` says whether a block that is nowhere else may be evicted now.
 
@@ -54,6 +57,8 @@ class BlockTable:
         self.idle = dict.fromkeys(Idle, 0)  # the count of NO is kept but means nothing
         self.ages = ages
         self.tenants = tenants
+        self.owners = Owners(0)  # until there is a tier below
+        self._clock = clock
         self._may_drop_dirty = may_drop_dirty
 
     def view(self, entry: Entry) -> memoryview:
@@ -74,6 +79,11 @@ class BlockTable:
 
     def _room(self, droppable: tuple[Idle, ...]) -> int:
         return self.arena.free_slots + sum(self.idle[kind] for kind in droppable)
+
+    def owner(self, key: Key) -> str | None:
+        """Whose block it is, wherever it is; `None` if nobody is known, or it is nowhere."""
+        entry = self.entries.get(key)
+        return self.owners.of(key) if entry is None else entry.tenant
 
     def reserve(self, count: int, tenants: Iterable[str] = ()) -> list[int]:
         """`count` slots, evicting idle entries for them; all or nothing.
@@ -141,6 +151,7 @@ class BlockTable:
     def admit(self, entry: Entry, state: State) -> None:
         """The bytes of `entry` are there: DIRTY after a commit, CLEAN after a load."""
         entry.state = state
+        entry.since_s = self._clock()
         if not entry.detached:
             if state is State.DIRTY:
                 self.dirty[entry] = None
@@ -228,6 +239,7 @@ class BlockTable:
         del self.entries[entry.key]
         del self.resident[entry.key]
         self.policy.remove(entry.key)
+        self.owners.note(entry.key, entry.tenant)
         self._leave(entry)
         self.dirty.pop(entry, None)
         self._change_idle(entry, Idle.NO)
@@ -244,6 +256,7 @@ class BlockTable:
         self.resident.clear()
         self.children.clear()
         self.dirty.clear()
+        self.owners.clear()
         if self.ages is not None:
             self.ages.clear()
         for entry in entries:

@@ -11,6 +11,7 @@ import random as _random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Self
 
 from kvist.core.errors import ClosedError
@@ -23,6 +24,7 @@ from kvist.policy.protocol import EvictionPolicy, TakesHints
 from kvist.store import audit, expiry, forget, survey
 from kvist.store.ages import Ages
 from kvist.store.breaker import Breaker
+from kvist.store.caretaker import Caretaker
 from kvist.store.desk import WAKE_S, Desk
 from kvist.store.granting import Granter
 from kvist.store.leases import TieredReadLease, TieredWriteLease
@@ -30,6 +32,7 @@ from kvist.store.link import LowerLink, present_run
 from kvist.store.loader import Loader
 from kvist.store.outbox import Outbox
 from kvist.store.own import OwnBlocks
+from kvist.store.owners import Owners
 from kvist.store.prefetch import Prefetcher
 from kvist.store.quota import Quota, Tenants
 from kvist.store.restore import Restorer
@@ -99,12 +102,12 @@ class TieredStore:
             may_drop_dirty=self._may_drop_dirty,
             ages=None if ttl_s is None else Ages(ttl_s, clock),
             tenants=tenants,
+            clock=clock,
         )
         self._desk = Desk(self._table, self._outbox, clock)
         self._desk.insert_filter = insert_filter or AdmitAll()
         self._lock = self._desk.lock
-        self._clock = clock
-        self._closed = False
+        self._clock, self._closed = clock, False
         self._link: LowerLink | None = None
         self._prefetcher: Prefetcher | None = None
         self._restorer: Restorer | None = None
@@ -124,6 +127,7 @@ class TieredStore:
         stuck_s: float,
         restore_blocks: int,
     ) -> None:
+        self._table.owners = Owners()
         link = self._link = LowerLink(
             lower,
             name,
@@ -312,14 +316,7 @@ class TieredStore:
         Raises:
             TierError: the tier below failed.
         """
-        found: list[BlockInfo] = []
-        if tier in (None, Tier.DRAM):
-            with self._lock:
-                found = survey.in_dram(self._desk, limit)
-        link = self._link
-        if link is not None and tier in (None, link.name) and len(found) < limit:
-            found += survey.below(self._desk, link, limit - len(found))
-        return found
+        return list(islice(survey.blocks(self._desk, self._link, tier), limit))
 
     def stat(self, key: Key) -> tuple[BlockInfo, ...]:
         """Where a block is, fastest tier first; empty if nowhere. No use, no I/O."""
@@ -327,6 +324,11 @@ class TieredStore:
             if self._closed or not expiry.is_live(self._desk, self._link, key):
                 return ()
             return survey.copies(self._desk, self._link, key)
+
+    @property
+    def caretaker(self) -> Caretaker:
+        """What a person who looks after the store may do with it."""
+        return Caretaker(self._desk, self._link, self.read, self.clear)
 
     def stats(self) -> StoreStats:
         """A consistent snapshot."""
@@ -388,6 +390,7 @@ class TieredStore:
         with self._lock:
             self._outbox.put(Removed(tuple(keys), self._link.name if self._link else Tier.SSD))
             ages = self._table.ages
+            self._table.owners.forget(keys)
             if ages is not None:
                 for key in keys:
                     if key not in self._table.entries:

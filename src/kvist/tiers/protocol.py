@@ -113,11 +113,13 @@ class ListedBlock:
     """A durable block and its parent, as its frame names them.
 
     `own`: it is of the keyspace that the tier was opened for; others share its medium.
+    `size_bytes`: what its frame takes there, if that is known.
     """
 
     key: Key
     parent: Key | None
     own: bool = True
+    size_bytes: int | None = None
 
 
 @runtime_checkable

@@ -33,7 +33,8 @@ def list_blocks(
                 raise
             continue
         for record in reversed(live) if newest_first else live:
-            yield ListedBlock(record.key, record.parent, record.keyspace == keyspace)
+            own, size_bytes = record.keyspace == keyspace, record.end - record.offset
+            yield ListedBlock(record.key, record.parent, own, size_bytes)
 
 
 def _live_in(segment: Segment, index: BlockIndex) -> list[Record]:

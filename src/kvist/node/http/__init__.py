@@ -1,0 +1,1 @@
+"""A node's blocks over HTTP: the requests of `node/cache/messages.py` with a token each."""
