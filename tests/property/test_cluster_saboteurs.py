@@ -127,9 +127,6 @@ SABOTEURS = (
     Saboteur("ignores gaps", _followers(IgnoresGaps), "is wrong about"),
     Saboteur("forgets restarts", _followers(ForgetsRestarts), "is wrong about"),
     Saboteur("dumps late", _class_of("log", DumpsLate), "is wrong about"),
-    Saboteur(
-        "believes old misses", _class_of("view.directory", BelievesOldMisses), "is wrong about"
-    ),
     Saboteur("forgets drain", _class_of("view.membership", ForgetsDrain), "which takes nothing"),
     Saboteur("keeps the dead", _class_of("view.membership", KeepsTheDead), "believes in"),
     Saboteur("looks once", _class_of("replicator", LooksOnce), "lack copies"),
