@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
-from kvist.cluster.directory import Directory, Position
 from kvist.cluster.follower import Follower, Progress
 from kvist.cluster.log import EventLog, Sealed
 from kvist.cluster.member import Member, Settings
@@ -16,7 +15,6 @@ from kvist.cluster.membership import Membership
 from kvist.cluster.record import NodeRecord, NodeState
 from kvist.cluster.replication import Offer, Replicator, Scene
 from kvist.cluster.wire import Batch
-from kvist.core.keys import Key
 from kvist.sim.cluster.parts import Parts, make_member
 from kvist.sim.cluster.world import run_seed
 
@@ -55,14 +53,6 @@ class DumpsLate(EventLog):
         if answer and number < oldest:
             answer[0] = replace(answer[0], number=answer[0].number + 1)
         return answer
-
-
-class BelievesOldMisses(Directory):
-    """Takes every miss for the newest word."""
-
-    def disbelieve(self, node: str, key: Key, at: Position) -> bool:
-        known = self.position(node)
-        return super().disbelieve(node, key, known if known is not None else at)
 
 
 class ForgetsDrain(Membership):
@@ -137,9 +127,6 @@ SABOTEURS = (
     Saboteur("ignores gaps", _followers(IgnoresGaps), "is wrong about"),
     Saboteur("forgets restarts", _followers(ForgetsRestarts), "is wrong about"),
     Saboteur("dumps late", _class_of("log", DumpsLate), "is wrong about"),
-    Saboteur(
-        "believes old misses", _class_of("view.directory", BelievesOldMisses), "is wrong about"
-    ),
     Saboteur("forgets drain", _class_of("view.membership", ForgetsDrain), "which takes nothing"),
     Saboteur("keeps the dead", _class_of("view.membership", KeepsTheDead), "believes in"),
     Saboteur("looks once", _class_of("replicator", LooksOnce), "lack copies"),

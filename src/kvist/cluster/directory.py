@@ -103,7 +103,11 @@ class Directory:
         if source is None:
             return
         progress = source.follower.take(batch, now_s)
-        self._mind(source.follower)
+        if source.follower.complete:
+            if self._asking:
+                self._asking.pop(batch.node, None)
+        else:
+            self._asking[batch.node] = source.follower
         if progress.restarted:
             self._table.drop(source.number)
             self.counts.restarts += 1
@@ -120,7 +124,8 @@ class Directory:
         if incarnation > source.follower.incarnation:
             self._table.drop(source.number)
         source.follower.expect(incarnation, newest, now_s)
-        self._mind(source.follower)
+        if not source.follower.complete:
+            self._asking[node] = source.follower
 
     def asks(self, now_s: float) -> list[Ask]:
         """What to ask publishers for now, so that gaps close."""
@@ -166,8 +171,12 @@ class Directory:
 
     def fetchable(self, key: Key) -> list[str]:
         """Nodes that have a block where another node can fetch it: in DRAM or on SSD."""
-        found = ((self._names[n], bits) for n, bits in self._table.find(key) if bits & _FETCHABLE)
-        return [name for name, _ in found if name is not None]
+        found = []
+        for number, bits in self._table.find(key):
+            name = self._names[number]
+            if bits & _FETCHABLE and name is not None:
+                found.append(name)
+        return found
 
     def reach(self, keys: Sequence[Key]) -> dict[str, int]:
         """For each node that has the first key: how many blocks it has from there without a gap."""
@@ -209,12 +218,6 @@ class Directory:
             self._table.remove(number, _BIT_OF[event.tier], event.keys)
         elif isinstance(event, Cleared):
             self._table.drop(number)
-
-    def _mind(self, follower: Follower) -> None:
-        if follower.complete:
-            self._asking.pop(follower.node, None)
-        else:
-            self._asking[follower.node] = follower
 
     def _source(self, node: str) -> _Source | None:
         source = self._sources.get(node)

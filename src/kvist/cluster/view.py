@@ -50,15 +50,15 @@ class ClusterView:
         """A message; one of a node that is gone or unknown counts only with a record."""
         if batch.node == self._own:
             return
-        if batch.record is not None and self.meet(batch.record, now_s) is Change.GONE:
-            return
-        if batch.node not in self.membership:
+        if batch.record is not None and self.membership.hear(batch.record, now_s) is Change.GONE:
+            self.directory.drop(batch.node)
+        elif batch.node in self.membership:
+            self.directory.take(batch, now_s)
+        else:
             self.strangers += 1
-            return
-        self.directory.take(batch, now_s)
 
     def meet(self, record: NodeRecord, now_s: float) -> Change | None:
-        """A node's record, from wherever it came."""
+        """A node's record that came by another way than its events."""
         change = self.membership.hear(record, now_s)
         if change is Change.GONE:
             self.directory.drop(record.node)

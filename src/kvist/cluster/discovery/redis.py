@@ -61,7 +61,7 @@ class RedisDiscovery:
             if value is None:
                 continue  # over since it was listed
             try:
-                record = decode_record(bytes(value))
+                record = decode_record(value if isinstance(value, bytes) else value.encode())
             except FormatError:
                 self.unreadable += 1
                 continue

@@ -21,8 +21,8 @@ from kvist.sim.cluster.storage import Storage, content_of
 READ_S = 0.6  # for one holder to answer
 _TRIES = 3
 _FETCHES = 32  # under way at once, for offers
-_DISCOVERY_S = 2.5
-_TTL_S = 6.0
+_DISCOVERY_S = 5.0
+_TTL_S = 12.0
 _NO = "takes nothing"
 
 

@@ -54,7 +54,7 @@ class Plan:
     joined_s: float = 4.0
     faults_s: float = 18.0
     work_s: float = 22.0
-    end_s: float = 48.0
+    end_s: float = 46.0
 
 
 def drawn_plan(seed: int, nodes: int) -> Plan:

@@ -53,11 +53,10 @@ def _judge_index(
     index = dict(node.member.view.directory.contents())
     for tag, holders in whole.items():
         believed = index.pop(tag, {})
-        if believed == holders or len(believed) == len(holders) - (node.name in holders):
-            others = {name: tiers for name, tiers in holders.items() if name != node.name}
-            if believed == others:
-                continue
-        judge.violated(f"{node.name} is wrong about {tag.hex()[:8]}: {_differs(believed, holders)}")
+        others = {name: tiers for name, tiers in holders.items() if name != node.name}
+        if believed == others:
+            continue
+        judge.violated(f"{node.name} is wrong about {tag.hex()[:8]}: {_differs(believed, others)}")
         return
     if index:
         judge.violated(f"{node.name} believes in {len(index)} blocks that nobody has")

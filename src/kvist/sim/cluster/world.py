@@ -28,8 +28,8 @@ _TICK_S = 0.5
 _SLOW_TICKS = 6.0
 _CHAINS = 60
 _MOST_BLOCKS = 12  # of a chain
-_READ_EVERY_S = 0.02
-_WRITE_EVERY_S = 0.12
+_READ_EVERY_S = 0.04
+_WRITE_EVERY_S = 0.15
 _DEPART_S = 8.0  # how long who departs waits to be drained
 
 
@@ -215,9 +215,9 @@ def _settings(plan: Plan) -> Settings:
         slow_start_s=4.0,
         join_s=6.0,
         most_batches=plan.most_batches,
-        timings=Timings(beat_s=2.0, suspect_s=5.0, expire_s=9.0, forget_s=60.0),
+        timings=Timings(beat_s=3.0, suspect_s=7.0, expire_s=11.0, forget_s=60.0),
         limits=Limits(most_keys=1 << 14, patience=Patience(0.3, 0.6, 3.0, most_held=16)),
-        pace=Pace(looks=24, offers=16, fetch_s=3.0, again_s=8.0),
+        pace=Pace(looks=12, offers=16, fetch_s=3.0, again_s=8.0),
     )
 
 
