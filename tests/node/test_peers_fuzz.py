@@ -136,7 +136,9 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
     """What an owner says, spoiled: no hit has other bytes than the right ones."""
     chance = random.Random(SEED)
     blocks = [content(k) for k in _KEYS[:3]]
-    headers = [m.BLOCK.pack(i, m.HIT, RAW_BYTES, checksum(b)) for i, b in enumerate(blocks)]
+    headers = [
+        m.BLOCK.pack(i, m.HIT, RAW_BYTES, checksum(b), _KEYS[i]) for i, b in enumerate(blocks)
+    ]
     greeting = [
         m.encode(message)
         for message in (
@@ -150,7 +152,7 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
         reads = n % 2 == 0
         if reads:
             stream = b"".join(h + b for h, b in zip(headers, blocks, strict=True))
-            data = bytearray(b"".join(greeting) + stream + m.BLOCK.pack(3, m.MISS, 0, 0))
+            data = bytearray(b"".join(greeting) + stream + m.BLOCK.pack(3, m.MISS, 0, 0, _KEYS[3]))
             if chance.random() < 0.3:
                 del data[chance.randrange(len(data)) :]
             else:

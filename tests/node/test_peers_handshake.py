@@ -136,7 +136,7 @@ def test_keyspace_that_is_not_in_use_has_no_blocks() -> None:
         assert raw.hear() == m.encode(m.Held(b"\0"))
         raw.say(m.Read(b"".join(KEYS), 1.0))
         headers = [m.BLOCK.unpack(raw.take(m.BLOCK.size) or b"") for _ in KEYS]
-        assert sorted(headers) == [(n, m.MISS, 0, 0) for n in range(4)]
+        assert sorted(headers) == [(n, m.MISS, 0, 0, key(n)) for n in range(4)]
 
 
 def test_request_before_the_proof_is_refused() -> None:

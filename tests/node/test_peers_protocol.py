@@ -42,7 +42,7 @@ def test_bytes_of_peer_protocol_1_are_what_they_were() -> None:
     assert [(repr(x), m.encode(x).hex()) for x in ALL] == [tuple(x) for x in golden["messages"]]
     for message in ALL:
         assert _decoded(m.encode(message)[m.HEAD.size :]) == message
-    assert m.BLOCK.pack(3, m.HIT, 2 << 20, 2**64 - 1).hex() == golden["block"]
+    assert m.BLOCK.pack(3, m.HIT, 2 << 20, 2**64 - 1, b"k" * 32).hex() == golden["block"]
     proofs = (
         TOKEN.proof_of_reader(b"hello", b"challenge"),
         TOKEN.proof_of_owner(b"hello", b"challenge"),

@@ -159,11 +159,10 @@ class Member:
                     raise LeftAloneError(errno.ECANCELED, "nobody waits any more")
                 limit = min(until, self._clock() + self._timeout_s)
                 wire.fill(memoryview(header), limit)
-                n, status, size_bytes, expected = m.BLOCK.unpack(header)
-                item = left.pop(n, None)
-                if item is None:
+                n, status, size_bytes, expected, key = m.BLOCK.unpack(header)
+                if n not in left or left[n][1] != key:
                     raise ProtocolError(f"block {n} was not asked for, or came before")
-                index, key, out = item
+                index, _, out = left.pop(n)
                 settle(index, self._block(wire, key, out, status, size_bytes, expected, limit))
 
         self._call(request, receive, until, unanswered=lambda: len(left) == len(items))

@@ -19,8 +19,9 @@ In place of any answer of the handshake there may be `Refused`, with the reason 
 and `Refused` keep their shape for ever, so that any two versions can at least refuse each other.
 After the handshake one request is under way at a time on a connection; what breaks a rule ends it.
 
-A block header is 24 bytes, little-endian: index in the request (u32), 1 for a block and 0 for a
-miss (u32), bytes that follow (u64), their XXH3-64 (u64).
+A block header is 56 bytes, little-endian: index in the request (u32), 1 for a block and 0 for a
+miss (u32), bytes that follow (u64), their XXH3-64 (u64), and the block's key: two sides that are
+out of step must not take one block for another.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MOST_STRANGER_BYTES = 512  # of a message before the credentials were proven
 MOST_WANT_BYTES = 4 << 10
 MOST_REQUEST_BYTES = MOST_HAVE_KEYS * KEY_BYTES + 64
 HEAD = struct.Struct("<I")
-BLOCK = struct.Struct("<IIQQ")
+BLOCK = struct.Struct("<IIQQ32s")
 MISS, HIT = 0, 1
 
 _Number = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]

@@ -28,7 +28,6 @@ _BODY_S = 5.0  # a request that has begun must be whole by then
 _STALL_S = 5.0  # a reader that takes no block for so long is let go
 _PART_BLOCKS = 4
 _PARTS = 2  # leased at once
-_MISS = (m.MISS, 0, 0)
 
 
 @dataclass(slots=True)
@@ -116,7 +115,7 @@ class Serving:
     ) -> None:
         lease, part = leased[0]
         if lease is not None:
-            self._send(lease, part, until)
+            self._send(lease, keys, part, until)
             lease.release()
         else:
             self._send_singly(own, keys, part, until)
@@ -141,30 +140,31 @@ class Serving:
         for i in part:
             lease = self._lease(own, keys, range(i, i + 1), until)
             if lease is None:
-                self._miss(i, until, busy=own is not None)
+                self._miss(i, keys[i], until, busy=own is not None)
                 continue
             with lease:
-                self._send(lease, range(i, i + 1), until)
+                self._send(lease, keys, range(i, i + 1), until)
 
-    def _send(self, lease: TieredReadLease, part: range, until: float) -> None:
+    def _send(self, lease: TieredReadLease, keys: Sequence[Key], part: range, until: float) -> None:
         """Sends a leased part, what is there already first."""
         for i in _there_first(lease, part):
             offset = i - part.start
             if lease.wait(offset) is not Outcome.HIT:
-                self._miss(i, until)
+                self._miss(i, keys[i], until)
                 continue
             try:
                 block, checksum = lease.buffer(offset), lease.checksum(offset)
             except (ClosedError, LeaseError):
-                self._miss(i, until)
+                self._miss(i, keys[i], until)
                 continue
-            header = m.BLOCK.pack(i, m.HIT, block.nbytes, checksum)
+            header = m.BLOCK.pack(i, m.HIT, block.nbytes, checksum, keys[i])
             self._wire.send([header, block], min(until, self._clock() + _STALL_S))
             self._counts.sent(block.nbytes)
 
-    def _miss(self, i: int, until: float, *, busy: bool = False) -> None:
+    def _miss(self, i: int, key: Key, until: float, *, busy: bool = False) -> None:
         self._counts.missed(busy=busy)
-        self._wire.send([m.BLOCK.pack(i, *_MISS)], max(until, self._clock() + _STALL_S))
+        header = m.BLOCK.pack(i, m.MISS, 0, 0, key)
+        self._wire.send([header], max(until, self._clock() + _STALL_S))
 
 
 def _there_first(lease: TieredReadLease, part: range) -> Iterator[int]:
