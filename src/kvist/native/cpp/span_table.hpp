@@ -14,6 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "huge.hpp"
+
 namespace kvist::spans {
 
 using u8 = std::uint8_t;
@@ -51,12 +53,12 @@ class Pool {
   Item& operator[](u32 id) { return chunks_[id / kChunk][id % kChunk]; }
   const Item& operator[](u32 id) const { return chunks_[id / kChunk][id % kChunk]; }
   std::size_t chunks() const { return chunks_.size(); }
-  std::size_t memory_bytes() const { return chunks_.size() * kChunk * sizeof(Item); }
+  std::size_t memory_bytes() const { return chunks_.memory_bytes(); }
 
   u32 take() {
     if (free_ == kNone) {
       const u32 first = static_cast<u32>(chunks_.size() * kChunk);
-      chunks_.push_back(std::make_unique<Item[]>(kChunk));
+      chunks_.add();
       for (u32 i = kChunk; i-- > 0;) give(first + i);
     }
     const u32 id = free_;
@@ -70,7 +72,7 @@ class Pool {
   }
 
  private:
-  std::vector<std::unique_ptr<Item[]>> chunks_;
+  Chunks<Item> chunks_{kChunk};
   u32 free_ = kNone;
 };
 
@@ -94,7 +96,7 @@ class Slots {
   template <typename HashOf>
   void make_room(HashOf hash_of) {
     if (++count_ * 4 <= slots_.size() * 3) return;
-    std::vector<u32> old(slots_.size() * 2, kNone);
+    HugeVector<u32> old(slots_.size() * 2, kNone);
     old.swap(slots_);
     for (const u32 id : old) {
       if (id == kNone) continue;
@@ -118,14 +120,15 @@ class Slots {
   }
 
  private:
-  std::vector<u32> slots_ = std::vector<u32>(1024, kNone);
+  HugeVector<u32> slots_ = HugeVector<u32>(1024, kNone);
   std::size_t count_ = 0;
 };
 
 class SpanTable {
  public:
   SpanTable(std::size_t block_tokens, std::size_t most_blocks, std::size_t owners)
-      : block_tokens_(block_tokens), most_blocks_(most_blocks), owners_(owners) {}
+      : block_tokens_(block_tokens), most_blocks_(most_blocks), owners_(owners),
+        text_(kChunk * block_tokens) {}
   SpanTable(const SpanTable&) = delete;
   SpanTable& operator=(const SpanTable&) = delete;
 
@@ -138,7 +141,7 @@ class SpanTable {
   std::size_t memory_bytes() const {
     return blocks_.memory_bytes() + marks_.memory_bytes() + keys_.memory_bytes() +
            fingerprints_.memory_bytes() +
-           text_.size() * kChunk * block_tokens_ * sizeof(u32);
+           text_.memory_bytes();
   }
 
   const Block& block(u32 id) const { return blocks_[id]; }
@@ -285,7 +288,7 @@ class SpanTable {
     keys_.make_room([this](u32 other) { return hash(blocks_[other].key); });
     const u32 id = blocks_.take();
     while (text_.size() < blocks_.chunks()) {
-      text_.push_back(std::make_unique<u32[]>(kChunk * block_tokens_));
+      text_.add();
     }
     Block& block = blocks_[id];
     std::memcpy(block.key, key, kKeyBytes);
@@ -376,7 +379,7 @@ class SpanTable {
   const std::size_t block_tokens_, most_blocks_, owners_;
   Pool<Block, &Block::next> blocks_;
   Pool<Mark, &Mark::older> marks_;
-  std::vector<std::unique_ptr<u32[]>> text_;
+  Chunks<u32> text_;
   Slots keys_, fingerprints_;
   u32 oldest_ = kNone, youngest_ = kNone;
   std::size_t count_ = 0, marked_ = 0, evicted_ = 0, crowded_ = 0;
