@@ -92,7 +92,6 @@ class TieredStore:
         for name, number in (("io_threads", io_threads), ("ttl_s", ttl_s)):
             if number is not None and number <= 0:
                 raise ValueError(f"{name} must be positive, not {number}")
-        tenants = Tenants(quota, arena.capacity_slots) if quota and quota.limits else None
         self._outbox = Outbox(events)
         self._table = BlockTable(
             arena,
@@ -104,8 +103,8 @@ class TieredStore:
             tenants=tenants,
             clock=clock,
         )
-        self._desk = Desk(self._table, self._outbox, clock)
-        self._desk.insert_filter = insert_filter or AdmitAll()
+        admits = insert_filter or AdmitAll()
+        self._desk = Desk(self._table, self._outbox, clock, insert_filter=admits)
         self._lock = self._desk.lock
         self._clock, self._closed = clock, False
         self._link: LowerLink | None = None
@@ -114,8 +113,8 @@ class TieredStore:
         if lower is not None:
             make = breaker or (lambda: Breaker(clock=clock, random=random))
             self._open_below(lower, lower_tier, make, io_threads, stuck_s, restore_blocks)
-        submit = self._loader.submit if lower is not None else None
-        self._granter = Granter(self._desk, self._link, self._prefetcher, submit)
+        queue = None if lower is None else self._loader.submit
+        self._granter = Granter(self._desk, self._link, self._prefetcher, queue)
         self.own = OwnBlocks(self._desk, self._link, self._granter, self._demand_open)
 
     def _open_below(

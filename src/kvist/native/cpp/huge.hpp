@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace kvist {
@@ -61,6 +63,8 @@ using HugeVector = std::vector<T, HugeAllocator<T>>;
 // so many at a time that they fill whole huge pages.
 template <typename T>
 class Chunks {
+  static_assert(std::is_trivially_destructible_v<T>, "what was allocated ahead was never made");
+
  public:
   explicit Chunks(std::size_t items) : items_(items), group_(group_of(items * sizeof(T))) {}
 

@@ -11,9 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <unordered_map>
 #include <vector>
+
+#include "huge.hpp"
 
 namespace kvist::table {
 
@@ -44,7 +45,7 @@ class KeyTable {
   std::size_t size() const { return count_ - tombstones_; }
 
   std::size_t memory_bytes() const {
-    return chunks_.size() * kChunk * sizeof(Entry) + slots_.size() * sizeof(u32) +
+    return chunks_.memory_bytes() + slots_.size() * sizeof(u32) +
            groups_.size() * sizeof(Group);
   }
 
@@ -178,7 +179,7 @@ class KeyTable {
   }
 
   void grow() {
-    std::vector<u32> old(slots_.size() * 2, kNone);
+    HugeVector<u32> old(slots_.size() * 2, kNone);
     old.swap(slots_);
     const std::size_t mask = slots_.size() - 1;
     for (const u32 id : old) {
@@ -192,7 +193,7 @@ class KeyTable {
   u32 allocate() {
     if (free_ == kNone) {
       const u32 first = static_cast<u32>(chunks_.size() * kChunk);
-      chunks_.push_back(std::make_unique<Entry[]>(kChunk));
+      chunks_.add();
       for (u32 i = kChunk; i-- > 0;) {
         at(first + i).next = free_;
         free_ = first + i;
@@ -235,8 +236,8 @@ class KeyTable {
     tombstones_ -= (entry.flags & kTombstone) != 0;
   }
 
-  std::vector<std::unique_ptr<Entry[]>> chunks_;
-  std::vector<u32> slots_;
+  Chunks<Entry> chunks_{kChunk};
+  HugeVector<u32> slots_;
   std::vector<Group> groups_;
   std::vector<u32> free_groups_;
   std::unordered_map<u64, u32> numbers_;  // segment -> group
