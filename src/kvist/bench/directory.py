@@ -1,7 +1,7 @@
 """`python -m kvist.bench.directory`: what the cluster's directory takes and how fast it answers.
 
 A request of 128 k tokens is 8,192 keys of 16 tokens. A look-up says for each node how much of it
-that node holds from its start. Times are the median of many, beside the same in dictionaries.
+that node holds from its start. Times are the median of many, beside the Python twin.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain = OwnerTable(1 << 23)
     for node in range(args.nodes):
         plain.add(node, 1, request[: REQUEST_KEYS * (node + 1) // args.nodes])
-    print(f"  in plain dictionaries      {_median_us(lambda: plain.runs(request)):.0f} us")
+    print(f"  in the Python twin         {_median_us(lambda: plain.runs(request)):.0f} us")
     print(
         f"holders of one key           {_median_us(lambda: directory.holders(request[0])):.1f} us"
     )

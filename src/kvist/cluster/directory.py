@@ -99,7 +99,7 @@ class Directory:
 
     def take(self, batch: Batch, now_s: float) -> None:
         """Applies a message, or holds it until those before it are there."""
-        source = self._source(batch.node)
+        source = self._sources.get(batch.node) or self._source(batch.node)
         if source is None:
             return
         progress = source.follower.take(batch, now_s)

@@ -84,6 +84,10 @@ class Follower:
 
     def take(self, batch: Batch, now_s: float) -> Progress:
         """Takes a message; what comes back is to be applied, in this order."""
+        following = batch.number == self.last + 1 and batch.incarnation == self.incarnation
+        if following and self.last == self._newest:  # as nearly all are
+            self.last = self._newest = batch.number
+            return Progress((batch,))
         if batch.incarnation < self.incarnation:
             self.stale += 1
             return _NOTHING
@@ -100,9 +104,9 @@ class Follower:
             return Progress((), restarted)
         ready = [batch]
         self.last = batch.number
-        while (following := self._held.pop(self.last + 1, None)) is not None:
-            ready.append(following)
-            self.last = following.number
+        while (held := self._held.pop(self.last + 1, None)) is not None:
+            ready.append(held)
+            self.last = held.number
         if self._held:
             self._held = {n: b for n, b in self._held.items() if n > self.last}
         self._retry_s = self._patience.retry_s

@@ -53,14 +53,14 @@ class Network:
             if inbox is None or target == source or (self.cuts and self._is_cut(source, target)):
                 continue
             self.sent += 1
-            if chance() < weather.loss:
+            if weather.loss and chance() < weather.loss:
                 self.lost += 1
                 continue
             delay_s = least_s + most_s * chance()
-            if chance() < weather.late:
+            if weather.late and chance() < weather.late:
                 delay_s += weather.late_s * chance()
             inbox.append((now_s + delay_s, self.sent, message))
-            if chance() < weather.double:
+            if weather.double and chance() < weather.double:
                 self.sent += 1
                 inbox.append((now_s + delay_s + weather.late_s * chance(), self.sent, message))
 
