@@ -100,7 +100,7 @@ class TieredStore:
             outbox=self._outbox,
             may_drop_dirty=self._may_drop_dirty,
             ages=None if ttl_s is None else Ages(ttl_s, clock),
-            tenants=tenants,
+            tenants=Tenants(quota, arena.capacity_slots) if quota and quota.limits else None,
             clock=clock,
         )
         admits = insert_filter or AdmitAll()
