@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wait(spec: ClusterSpec, wait_s: float) -> ClusterState:
     """Says what changes until everything serves or the time is over."""
-    until = time.monotonic() + wait_s
+    until, pause = time.monotonic() + wait_s, threading.Event()
     said: dict[tuple[str, str, int], tuple[str, float]] = {}
     while True:
         found = ray_cluster.state()
@@ -89,7 +90,7 @@ def _wait(spec: ClusterSpec, wait_s: float) -> ClusterState:
             return found
         for host in found.hosts:
             _say_changes(host, said)
-        time.sleep(_LOOK_S)
+        pause.wait(_LOOK_S)
 
 
 def _say_changes(host: HostReport, said: dict[tuple[str, str, int], tuple[str, float]]) -> None:

@@ -8,6 +8,7 @@ Only bytes of JSON cross between them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -82,10 +83,13 @@ class Keeper:
             assert self._process.stdout is not None
             for line in self._process.stdout:
                 self._report = msgspec.json.decode(line, type=HostReport)
-            code = self._process.wait()
+            # It closed its output, so it ends; if it does not, its children will by their ties.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
             if self._ended.wait(_PAUSE_S):
                 return
-            _log.warning("the host process ended with %d and is started again", code)
+            self._process.kill()
+            _log.warning("the host process ended and is started again")
             self._process = self._start()
 
     def report(self) -> bytes:
@@ -204,9 +208,9 @@ def find_keepers() -> list[Any]:
 
 def wait_gone(names: frozenset[str], deadline_s: float) -> bool:
     """Whether Ray has forgotten actors of these names within `deadline_s`."""
-    until = time.monotonic() + deadline_s
+    until, pause = time.monotonic() + deadline_s, threading.Event()
     while names & set(list_named_actors()):
         if time.monotonic() > until:
             return False
-        time.sleep(_TICK_S)
+        pause.wait(_TICK_S)
     return True
