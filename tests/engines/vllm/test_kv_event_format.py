@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,17 @@ from kvist.native import digest
 from kvist.node.events import EventLines
 
 pytestmark = pytest.mark.engines
-pytest.importorskip("vllm")
 
 WAIT_S = 60.0
 A, B, C = (digest(name) for name in (b"a", b"b", b"c"))
 RECORD = NodeRecord("n1", incarnation=3, version=4, state=NodeState.ACTIVE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports warn; our own code must not
+        import vllm.distributed.kv_events  # noqa: F401
 
 
 def test_vllm_reads_our_batches_and_ignores_the_record() -> None:
