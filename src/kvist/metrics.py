@@ -160,6 +160,47 @@ METRICS: tuple[Metric, ...] = (
         ("tier",),
     ),
     Metric(
+        "kvist_cluster_nodes",
+        _G,
+        "nodes",
+        "Nodes of the cluster as this one knows them: joining, active, draining or suspect.",
+        ("state",),
+    ),
+    Metric("kvist_directory_blocks", _G, "blocks", "Blocks that some node is believed to hold."),
+    Metric("kvist_directory_bytes", _G, "bytes", "Memory that the directory's table takes."),
+    Metric(
+        "kvist_directory_evicted_total",
+        _C,
+        "blocks",
+        "Blocks that the directory forgot because its table was full.",
+    ),
+    Metric(
+        "kvist_directory_corrections_total",
+        _C,
+        "blocks",
+        "Beliefs taken back because the holder said that it has no such block.",
+    ),
+    Metric("kvist_event_batches_total", _C, "batches", "Batches of KV events that were applied."),
+    Metric("kvist_event_gaps_total", _C, "gaps", "Gaps found in other nodes' event streams."),
+    Metric(
+        "kvist_event_asks_total", _C, "asks", "Asks for missing batches that were sent to nodes."
+    ),
+    Metric(
+        "kvist_event_dumps_total",
+        _C,
+        "dumps",
+        "Dumps of everything made for readers whom the replay buffer could not help.",
+    ),
+    Metric(
+        "kvist_replica_offers_total", _C, "blocks", "Blocks offered to other nodes as replicas."
+    ),
+    Metric(
+        "kvist_replica_short_blocks",
+        _G,
+        "blocks",
+        "Blocks of this node with fewer copies than there could be, in the last whole round.",
+    ),
+    Metric(
         "kvist_remote_calls_total",
         _C,
         "calls",
@@ -248,47 +289,6 @@ METRICS: tuple[Metric, ...] = (
         _G,
         "boolean",
         "1 while the remote keeps failing and is left alone, else 0.",
-    ),
-    Metric(
-        "kvist_cluster_nodes",
-        _G,
-        "nodes",
-        "Nodes of the cluster as this one knows them: joining, active, draining or suspect.",
-        ("state",),
-    ),
-    Metric("kvist_directory_blocks", _G, "blocks", "Blocks that some node is believed to hold."),
-    Metric("kvist_directory_bytes", _G, "bytes", "Memory that the directory's table takes."),
-    Metric(
-        "kvist_directory_evicted_total",
-        _C,
-        "blocks",
-        "Blocks that the directory forgot because its table was full.",
-    ),
-    Metric(
-        "kvist_directory_corrections_total",
-        _C,
-        "blocks",
-        "Beliefs taken back because the holder said that it has no such block.",
-    ),
-    Metric("kvist_event_batches_total", _C, "batches", "Batches of KV events that were applied."),
-    Metric("kvist_event_gaps_total", _C, "gaps", "Gaps found in other nodes' event streams."),
-    Metric(
-        "kvist_event_asks_total", _C, "asks", "Asks for missing batches that were sent to nodes."
-    ),
-    Metric(
-        "kvist_event_dumps_total",
-        _C,
-        "dumps",
-        "Dumps of everything made for readers whom the replay buffer could not help.",
-    ),
-    Metric(
-        "kvist_replica_offers_total", _C, "blocks", "Blocks offered to other nodes as replicas."
-    ),
-    Metric(
-        "kvist_replica_short_blocks",
-        _G,
-        "blocks",
-        "Blocks of this node with fewer copies than there could be, in the last whole round.",
     ),
     Metric("kvist_node_keyspaces", _G, "keyspaces", "Keyspaces that a node has open."),
     Metric("kvist_node_clients", _G, "clients", "Engines that are attached to a node."),

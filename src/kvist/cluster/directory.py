@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvist.cluster.follower import Ask, Follower, Patience
+from kvist.cluster.follower import Ask, Follower, Patience, Progress
 from kvist.cluster.wire import Batch
 from kvist.core.events import Cleared, KvEvent, Removed, Stored
 from kvist.core.keys import Key
@@ -102,12 +102,20 @@ class Directory:
         source = self._sources.get(batch.node) or self._source(batch.node)
         if source is None:
             return
-        progress = source.follower.take(batch, now_s)
+        self._advance(source, source.follower.take(batch, now_s))
+
+    def answered(self, node: str, now_s: float) -> None:
+        """A publisher has sent all that it has of what it was asked for, or cannot be asked."""
+        source = self._sources.get(node)
+        if source is not None:
+            self._advance(source, source.follower.leap(now_s))
+
+    def _advance(self, source: _Source, progress: Progress) -> None:
         if source.follower.complete:
             if self._asking:
-                self._asking.pop(batch.node, None)
+                self._asking.pop(source.follower.node, None)
         else:
-            self._asking[batch.node] = source.follower
+            self._asking[source.follower.node] = source.follower
         if progress.restarted:
             self._table.drop(source.number)
             self.counts.restarts += 1

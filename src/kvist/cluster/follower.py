@@ -7,8 +7,11 @@
     higher incarnation         the publisher was restarted: everything of before is void
     lower incarnation          a late message of a former start: ignored
 
-A stock engine names no incarnation (0); its number 0 after others says that it was restarted. An
-ask is repeated, ever more rarely, until the gap is closed. No clock of another host is ever read.
+An ask is repeated, ever more rarely, until the gap is closed. No other clock is ever read.
+
+A stock engine names no incarnation (0); its number 0 after others says that it was restarted. It
+makes no dumps: where its replay begins later than what was asked for, the reader goes on from there
+(`leap`), and what it knew of before is void.
 """
 
 from __future__ import annotations
@@ -102,16 +105,14 @@ class Follower:
         if batch.number != self.last + 1 and not batch.is_base:
             self._hold(batch, now_s)
             return Progress((), restarted)
-        ready = [batch]
-        self.last = batch.number
-        while (held := self._held.pop(self.last + 1, None)) is not None:
-            ready.append(held)
-            self.last = held.number
-        if self._held:
-            self._held = {n: b for n, b in self._held.items() if n > self.last}
-        self._retry_s = self._patience.retry_s
-        self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
-        return Progress(tuple(ready), restarted)
+        return Progress(self._applied(batch, now_s), restarted)
+
+    def leap(self, now_s: float) -> Progress:
+        """A stock engine has answered all that it can: begins at the oldest batch that is held."""
+        if self.incarnation or not self._held:
+            return _NOTHING
+        oldest = self._held.pop(min(self._held))
+        return Progress(self._applied(oldest, now_s), restarted=True)
 
     def expect(self, incarnation: int, newest: int, now_s: float) -> None:
         """The publisher is said to have published up to `newest`; what lacks is asked for."""
@@ -130,6 +131,19 @@ class Follower:
         self._ask_at_s = now_s + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._patience.most_retry_s)
         return Ask(self.node, self.incarnation, self.last + 1)
+
+    def _applied(self, batch: Batch, now_s: float) -> tuple[Batch, ...]:
+        """A batch and those held that follow it."""
+        ready = [batch]
+        self.last = batch.number
+        while (held := self._held.pop(self.last + 1, None)) is not None:
+            ready.append(held)
+            self.last = held.number
+        if self._held:
+            self._held = {n: b for n, b in self._held.items() if n > self.last}
+        self._retry_s = self._patience.retry_s
+        self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
+        return tuple(ready)
 
     def _begin(self, incarnation: int) -> None:
         self.incarnation = incarnation

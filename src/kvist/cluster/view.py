@@ -57,6 +57,10 @@ class ClusterView:
         else:
             self.strangers += 1
 
+    def answered(self, node: str, now_s: float) -> None:
+        """As `Directory.answered`."""
+        self.directory.answered(node, now_s)
+
     def meet(self, record: NodeRecord, now_s: float) -> Change | None:
         """A node's record that came by another way than its events."""
         change = self.membership.hear(record, now_s)

@@ -119,6 +119,8 @@ class ClusterLoop:
         with self.lock:
             for batch in heard:
                 self.member.hear(batch, now_s)
+            for node in self._lines.answered():
+                self.member.view.answered(node, now_s)
             if found is not None:
                 self._listed = found
                 self.member.discovered(found, now_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -179,6 +180,7 @@ class EventLines:
     def __init__(self, *, secret: str = "", most_queued: int = MOST_QUEUED) -> None:
         self._sockets = _Sockets(secret, most_queued)
         self._lines: dict[str, _Line] = {}
+        self._answered: deque[str] = deque(maxlen=_MOST_TAKEN)
         self.unreadable = 0
 
     @property
@@ -200,8 +202,18 @@ class EventLines:
     def ask(self, ask: Ask) -> None:
         """Asks a node for batches; the answer comes in `receive`, or not at all."""
         line = self._lines.get(ask.node)
-        if line is not None and line.replay is not None:
+        if line is None:
+            return
+        if line.replay is None:
+            self._answered.append(ask.node)
+        else:
             _send(line.replay, [b"", _written(ask.number)])
+
+    def answered(self) -> list[str]:
+        """Nodes whose answer has come to its end in `receive`, or who cannot be asked."""
+        nodes = list(dict.fromkeys(self._answered))
+        self._answered.clear()
+        return nodes
 
     def receive(self) -> Iterator[Batch]:
         """What has come. What cannot be read, or is said by one in another's name, is counted."""
@@ -222,6 +234,7 @@ class EventLines:
                 return
             frames = frames[lead:]
             if len(frames) == 3 and frames[1] == END_NUMBER:
+                self._answered.append(node)
                 continue
             try:
                 if len(frames) != 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,17 @@ from kvist.native import digest
 from kvist.node.events import EventLines
 
 pytestmark = pytest.mark.engines
-pytest.importorskip("vllm")
 
 WAIT_S = 60.0
 A, B, C = (digest(name) for name in (b"a", b"b", b"c"))
 RECORD = NodeRecord("n1", incarnation=3, version=4, state=NodeState.ACTIVE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports warn; our own code must not
+        import vllm.distributed.kv_events  # noqa: F401
 
 
 def test_vllm_reads_our_batches_and_ignores_the_record() -> None:
@@ -107,13 +114,22 @@ def test_golden_bytes_are_what_vllm_writes() -> None:
         assert payload.hex() == golden[name], name
 
 
-def test_directory_follows_the_publisher_of_a_stock_engine(tmp_path: Path) -> None:
-    """What was published before anybody listened comes by vLLM's own replay."""
+@pytest.mark.parametrize("buffer_steps", [1000, 1])
+def test_directory_follows_the_publisher_of_a_stock_engine(
+    tmp_path: Path, buffer_steps: int
+) -> None:
+    """What was published before anybody listened comes by vLLM's replay, as far as that goes."""
     from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
     from vllm.distributed.kv_events import ZmqEventPublisher as Publisher
 
     events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    publisher = Publisher(0, endpoint=events, replay_endpoint=replay, topic="kv@pod@model")
+    publisher = Publisher(
+        0,
+        endpoint=events,
+        replay_endpoint=replay,
+        topic="kv@pod@model",
+        buffer_steps=buffer_steps,
+    )
     lines, view = EventLines(), ClusterView()
 
     def publish(*happened: BlockStored | BlockRemoved) -> None:
@@ -127,10 +143,15 @@ def test_directory_follows_the_publisher_of_a_stock_engine(tmp_path: Path) -> No
                 lines.ask(ask)
             for batch in lines.receive():
                 view.hear(batch, time.monotonic())
+            for node in lines.answered():
+                view.answered(node, time.monotonic())
 
     try:
-        publish(BlockStored([A, B], None, list(range(32)), 16, None, "GPU", None))
-        publish(BlockRemoved([A], "GPU"))
+        publish(BlockStored([A], None, list(range(16)), 16, None, "GPU", None))
+        publish(
+            BlockRemoved([A], "GPU"),
+            BlockStored([B], A, list(range(16)), 16, None, "GPU", None),
+        )
         listed = StaticDiscovery([f"engine={events}?replay={replay}"]).members()
         lines.follow(listed)
         view.discovered(listed, time.monotonic())

@@ -104,6 +104,44 @@ def test_stock_engine_that_begins_at_zero_again_was_restarted() -> None:
     assert follower.take(sent[0], 0.0).restarted
 
 
+def test_stock_engine_is_followed_from_where_its_replay_begins() -> None:
+    """It has published for longer than its buffer reaches back; asking again would never help."""
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 0, 0, 0.0)
+    assert directory.asks(0.0)
+    sent = [Batch("a", 0, n, (stored(n),)) for n in range(10, 20)]
+    for batch in (sent[9], *sent):
+        directory.take(batch, 0.5)
+    assert len(directory) == 0
+    directory.answered("a", 1.0)
+    assert len(directory) == PATIENCE.most_held - 1
+    (ask,) = directory.asks(9.0)
+    for batch in sent[ask.number - 10 :]:
+        directory.take(batch, 9.5)
+    assert directory.complete
+    assert len(directory) == 10
+
+
+def test_gap_of_a_stock_engine_voids_what_was_known_before_it() -> None:
+    """A removal may have been in the gap."""
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 0, 0, 0.0)
+    for number in (0, 1, 5):
+        directory.take(Batch("a", 0, number, (stored(number),)), 0.0)
+    directory.answered("a", 1.0)
+    assert [directory.holders(key(n)) != [] for n in (0, 1, 5)] == [False, False, True]
+
+
+def test_kvist_node_is_waited_for_until_it_dumps() -> None:
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 1, 0, 0.0)
+    sent = steps(6)
+    directory.take(sent[4], 0.0)
+    directory.answered("a", 1.0)
+    assert len(directory) == 0
+    assert directory.asks(3.0) == [Ask("a", 1, 0)]
+
+
 def test_batch_that_only_a_record_tells_of_is_asked_for() -> None:
     """The last batch was lost, and nothing follows it; the record came by way of discovery."""
     follower = Follower("a", PATIENCE, incarnation=1)
