@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import attach
+from node_process import NodeProcess, attach
 from node_thread import serving
 from test_cache_desk import K, two_tiers, write
 
@@ -326,6 +326,28 @@ def test_a_node_listens_only_with_a_token_that_nobody_else_can_read(folder: Path
     for address in ("0.0.0.0:1", "192.0.2.1:80", "localhost:80", "127.0.0.1", "127.0.0.1:99999"):
         with pytest.raises(ConfigError, match=r"node\.http\.listen"):
             _front(folder, f"node.http.listen={address}", named)
+
+
+def test_a_node_process_answers_over_http_and_ends_in_order(folder: Path) -> None:
+    """Also where a request is under way and a connection is open when it is told to end."""
+    file = folder / "token"
+    file.write_text(OPERATOR)
+    file.chmod(0o600)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = (f"--set=node.http.listen=127.0.0.1:{port}", f"--set=node.http.token_file={file}")
+    with NodeProcess(folder / "p.sock", options=options) as node:
+        client = Client(port)
+        with node.client() as engine:
+            write(engine, "a", 0)
+            assert client.ask("/v1/usage")[1]["usage"][0]["blocks"] == 1
+            assert client.ask("/v1/usage", None)[0] == 401
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as link:
+            link.sendall(b"GET /v1/usage HTTP/1.1\r\nHost: x\r\n")
+            node.terminate()
+        with pytest.raises(ConnectionRefusedError):
+            client.ask("/healthz", None)
 
 
 def test_nothing_listens_unless_it_is_told_to(folder: Path) -> None:

@@ -61,7 +61,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "du",
         summary="show what the SSD cache holds",
-        details="Works while an engine uses the cache. A keyspace is a model with its settings.",
+        details="Reads its folders, also while an engine or a node uses them; what a node holds in "
+        "DRAM and of whom, `kvist cache du` sums up. A keyspace is a model with its settings.",
         example="kvist du --json",
     )
     screen.add_folder_argument(parser)

@@ -253,7 +253,8 @@ class Caretaker:
     ) -> Done:
         """Brings blocks up to DRAM, which makes room for them as for any read.
 
-        `parents[i]` is the parent of block i, or `None` where it is not known.
+        `parents[i]` is the parent of block i, or `None` where it is not known. One that is another
+        tenant's counts as unknown.
         """
         desk, until = self._desk, self._desk.clock() + deadline_s
         changed = present = 0
@@ -273,7 +274,8 @@ class Caretaker:
                 changed += self._bring(head, batch, tenant, until)
                 batch = []
             if not batch:
-                head, tenant = parent, owner
+                known = parent is not None and self._is_mine(parent, of)
+                head, tenant = parent if known else None, owner
             batch.append(key)
         changed += self._bring(head, batch, tenant, until)
         return Done(changed, present, len(keys) - changed - present)

@@ -285,6 +285,21 @@ def test_a_tenant_touches_its_own_block_that_has_left_dram(make_store: MakeStore
     assert len(store.match(keys(0))) == len(store.match(keys(1))) == 0
 
 
+def test_a_parent_that_is_another_tenants_is_not_touched(make_store: MakeStore) -> None:
+    """Naming it would keep it in DRAM, and tell by the time whether it is there."""
+    store = make_store()
+    care = store.caretaker
+    write(store, [0], "a")
+    write(store, [5], "b")
+    assert store.flush(WAIT_S)
+    care.demote(keys(5), None, deadline_s=WAIT_S)
+    before = store.stats().read_dram
+    assert care.promote(keys(5), keys(0), "b", deadline_s=WAIT_S) == Done(1, 0, 0)
+    assert store.stats().read_dram == before
+    (block,) = care.blocks(Tier.DRAM, "b")
+    assert block.parent is None
+
+
 def test_clearing_a_tenant_leaves_what_is_pinned(make_store: MakeStore) -> None:
     store = make_store()
     write(store, [0, 1], "a")

@@ -24,7 +24,7 @@ from kvist.node.protocol import (
 )
 
 _RECEIVE_BYTES = 256 << 10
-GRACE_S = 10.0  # over what a request itself may wait
+GRACE_S = 20.0  # over what a request itself may wait
 T = TypeVar("T", bound=m.Reply)
 
 
