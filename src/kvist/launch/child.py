@@ -159,8 +159,8 @@ def stop_all(children: Sequence[Child]) -> None:
                     child._process.wait(child._stops[step][1])
     for child in children:
         if child._process is not None:
-            child._signal(signal.SIGKILL)
-        child.phase = Phase.STOPPED
+            child._signal(signal.SIGKILL)  # what is left of its group
+        child._process, child.phase = None, Phase.STOPPED
 
 
 def last_line(log: Path) -> str:

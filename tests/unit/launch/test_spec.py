@@ -48,8 +48,8 @@ def test_an_empty_file_is_a_node_on_every_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("engines: [{modle: x}]", "$.engines[...]"),
-        ("engines: [{model: x, port: 99999}]", "$.engines[...].port"),
+        ("engines: [{modle: x}]", "$.engines[0]"),
+        ("engines: [{model: x, port: 99999}]", "$.engines[0].port"),
         ("hosts: 0", "$.hosts"),
         ("hosts: some", "$.hosts"),
         ("nodes: 2", "unknown field `nodes`"),
