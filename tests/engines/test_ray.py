@@ -18,6 +18,7 @@ import pytest
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEP_S = 420.0
+RAY_NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}  # nothing of ours is in Ray's store
 PROMPT = "The harbour master counted the ships and wrote"
 
 
@@ -28,9 +29,9 @@ class Cluster:
         from ray.cluster_utils import Cluster as RayCluster
 
         self.ray = RayCluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+            initialize_head=True, head_node_args={**RAY_NODE, "include_dashboard": False}
         )
-        self.second = self.ray.add_node(num_cpus=1)
+        self.second = self.ray.add_node(**RAY_NODE)
         self.file = folder / "cluster.json"  # which is YAML as well
         engine = {
             "model": str(model),
@@ -129,7 +130,7 @@ def test_two_nodes_and_two_engines_live_die_and_end(cluster: Cluster) -> None:
     before = {host["node"]: host for host in found["hosts"]}
     cluster.ray.remove_node(cluster.second, allow_graceful=False)
     cluster.until(lambda now: len(now["hosts"]) == 1)
-    cluster.ray.add_node(num_cpus=1)
+    cluster.ray.add_node(**RAY_NODE)
     found = cluster.up()
     after = {host["node"]: host for host in found["hosts"]}
     lost, new = set(before) - set(after), set(after) - set(before)
