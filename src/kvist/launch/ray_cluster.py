@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 30.0
 _GONE_S = 15.0
+_PAUSE_S = 0.5
 
 
 @contextmanager
@@ -117,9 +120,27 @@ def _supervisor() -> Any:
 
 
 def _state(handle: Any) -> ClusterState:
+    """What the supervisor says; waits while Ray is moving it from a host that was lost.
+
+    Raises:
+        ConfigError: it does not answer.
+    """
     import ray
+    from ray.exceptions import RayError
 
     from kvist.launch.ray_actors import ClusterState
 
-    raw = ray.get(handle.state.remote(), timeout=_ANSWER_S)
-    return msgspec.json.decode(raw, type=ClusterState)
+    until, pause = time.monotonic() + _ANSWER_S, threading.Event()
+    while True:
+        try:
+            raw = ray.get(handle.state.remote(), timeout=_ANSWER_S)
+        except RayError as error:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"the supervisor does not answer: {type(error).__name__}",
+                    path="ray",
+                    remedy="see `ray status`, or kvist down",
+                ) from error
+            pause.wait(_PAUSE_S)
+            continue
+        return msgspec.json.decode(raw, type=ClusterState)
