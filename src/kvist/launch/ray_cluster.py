@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -37,7 +38,12 @@ def connected(address: str, name: str) -> Iterator[None]:
     from kvist.launch.ray_actors import namespace_of
 
     try:
-        ray.init(address=address, namespace=namespace_of(name), log_to_driver=False)
+        ray.init(
+            address=address,
+            namespace=namespace_of(name),
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"no Ray cluster at {address!r}: {' '.join(str(error).split())[:120]}",
