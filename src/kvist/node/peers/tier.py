@@ -60,7 +60,9 @@ class _Batch:
 
 
 class _Settled:
-    """What one call has settled. It is told every few milliseconds: each telling wakes threads."""
+    """What one call has settled. Each telling wakes threads: it is told when the call waits anyway,
+    and every few milliseconds.
+    """
 
     def __init__(self, batch: _Batch, clock: Callable[[], float]) -> None:
         self._batch, self._clock = batch, clock
@@ -73,8 +75,9 @@ class _Settled:
             self.tell()
 
     def tell(self) -> None:
-        self._batch.arrived.put(self._untold)
-        self._untold = []
+        if self._untold:
+            self._batch.arrived.put(self._untold)
+            self._untold = []
         self._told_s = self._clock()
 
 
@@ -214,7 +217,8 @@ class PeerTier:
         settled = _Settled(batch, self._clock)
         try:
             if batch.wanted() and share.member.readable():
-                share.member.read(share.items, settled.settle, batch.until, batch.wanted)
+                settle, tell = settled.settle, settled.tell
+                share.member.read(share.items, settle, batch.until, batch.wanted, tell)
         except (KvistError, OSError) as error:  # the member has told its breaker, and the log
             _log.debug("peer %s: %s", share.member.name, error)
         finally:
