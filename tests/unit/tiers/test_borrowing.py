@@ -29,6 +29,7 @@ class Shelf:
         self.broken = False
         self.reads: list[Key] = []
         self.closed = False
+        self.metric = "kvist_peer_blocks_total.p"
 
     def contains(self, key: Key) -> bool:
         return key in self.blocks
@@ -76,7 +77,7 @@ class Shelf:
     def tell_evictions(self, tell: object) -> None: ...
 
     def samples(self) -> Mapping[str, float]:
-        return {"kvist_peer_blocks_total.p": float(len(self.reads))}
+        return {self.metric: float(len(self.reads))}
 
     def close(self) -> None:
         self.closed = True
@@ -170,6 +171,8 @@ def test_closing_closes_both_and_ends_everything() -> None:
 
 
 def test_numbers_of_both_are_shown() -> None:
-    tier = BorrowingTier(Shelf([0]), Shelf([1]))
+    own = Shelf([0])
+    own.metric = "kvist_remote_known_blocks"
+    tier = BorrowingTier(own, Shelf([1]))
     assert _read(tier, [1]) == [HIT]
-    assert tier.samples() == {"kvist_peer_blocks_total.p": 1.0}
+    assert tier.samples() == {"kvist_peer_blocks_total.p": 1.0, "kvist_remote_known_blocks": 0.0}

@@ -138,11 +138,17 @@ class Member:
         return len(found)
 
     def read(
-        self, items: Sequence[Item], settle: Settle, until: float, wanted: Callable[[], bool]
+        self,
+        items: Sequence[Item],
+        settle: Settle,
+        until: float,
+        wanted: Callable[[], bool],
+        before_wait: Callable[[], None] = lambda: None,
     ) -> None:
         """Reads blocks into their buffers and calls `settle` as each is decided.
 
-        `wanted` is asked between two blocks; when it says no, the rest is let be.
+        `wanted` is asked between two blocks; when it says no, the rest is let be. `before_wait` is
+        called when the next one is not there yet.
 
         Raises:
             KvistError: it broke a rule, or (`TierTimeout`) is too slow; some may not be settled.
@@ -157,6 +163,8 @@ class Member:
             while left:
                 if not wanted():
                     raise LeftAloneError(errno.ECANCELED, "nobody waits any more")
+                if not wire.ready():
+                    before_wait()
                 limit = min(until, self._clock() + self._timeout_s)
                 wire.fill(memoryview(header), limit)
                 n, status, size_bytes, expected, key = m.BLOCK.unpack(header)

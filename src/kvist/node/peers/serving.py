@@ -8,9 +8,10 @@ from their slots. Whatever ends the connection, a deadline too, gives back every
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -18,11 +19,12 @@ from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.node.peers import messages as m
-from kvist.node.peers.wire import Wire
+from kvist.node.peers.wire import Buffer, Wire
 from kvist.node.protocol import split_keys
 from kvist.store.leases import TieredReadLease
 from kvist.store.own import OwnBlocks
 
+_log = logging.getLogger(__name__)
 IDLE_S = 600.0  # a reader that asks for nothing so long is let go
 _BODY_S = 5.0  # a request that has begun must be whole by then
 _STALL_S = 5.0  # a reader that takes no block for so long is let go
@@ -140,38 +142,32 @@ class Serving:
         for i in part:
             lease = self._lease(own, keys, range(i, i + 1), until)
             if lease is None:
-                self._miss(i, keys[i], until, busy=own is not None)
+                self._counts.missed(busy=own is not None)
+                header = m.BLOCK.pack(i, m.MISS, 0, 0, keys[i])
+                self._wire.send([header], self._clock() + _STALL_S)
                 continue
             with lease:
                 self._send(lease, keys, range(i, i + 1), until)
 
     def _send(self, lease: TieredReadLease, keys: Sequence[Key], part: range, until: float) -> None:
-        """Sends a leased part, what is there already first."""
-        for i in _there_first(lease, part):
-            offset = i - part.start
-            if lease.wait(offset) is not Outcome.HIT:
-                self._miss(i, keys[i], until)
-                continue
-            try:
+        """Sends a leased part: in one call what is there already, and then what comes."""
+        pending = [i for i in part if lease.outcome(i - part.start) is Outcome.PENDING]
+        there = [i for i in part if i not in pending]
+        for together in (there, *([i] for i in pending)):
+            framed: list[Buffer] = []
+            for i in together:
+                framed += self._framed(lease, i - part.start, i, keys[i])
+            stall = self._clock() + _STALL_S
+            self._wire.send(framed, min(until, stall) if len(framed) > len(together) else stall)
+
+    def _framed(self, lease: TieredReadLease, offset: int, i: int, key: Key) -> list[Buffer]:
+        """Header and bytes of a block, or the header of a miss."""
+        try:
+            if lease.wait(offset) is Outcome.HIT:
                 block, checksum = lease.buffer(offset), lease.checksum(offset)
-            except (ClosedError, LeaseError):
-                self._miss(i, keys[i], until)
-                continue
-            header = m.BLOCK.pack(i, m.HIT, block.nbytes, checksum, keys[i])
-            self._wire.send([header, block], min(until, self._clock() + _STALL_S))
-            self._counts.sent(block.nbytes)
-
-    def _miss(self, i: int, key: Key, until: float, *, busy: bool = False) -> None:
-        self._counts.missed(busy=busy)
-        header = m.BLOCK.pack(i, m.MISS, 0, 0, key)
-        self._wire.send([header], max(until, self._clock() + _STALL_S))
-
-
-def _there_first(lease: TieredReadLease, part: range) -> Iterator[int]:
-    pending = []
-    for i in part:
-        if lease.outcome(i - part.start) is Outcome.PENDING:
-            pending.append(i)
-        else:
-            yield i
-    yield from pending
+                self._counts.sent(block.nbytes)
+                return [m.BLOCK.pack(i, m.HIT, block.nbytes, checksum, key), block]
+        except (ClosedError, LeaseError) as error:
+            _log.debug("a block is not sent: %s", error)  # the store closes
+        self._counts.missed(busy=False)
+        return [m.BLOCK.pack(i, m.MISS, 0, 0, key)]

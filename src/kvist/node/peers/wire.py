@@ -82,6 +82,14 @@ class Wire:
                 raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
             out = out[count:]
 
+    def ready(self) -> bool:
+        """Whether something is there to be received; may say no where there is."""
+        try:
+            self._socket.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True  # if it is only the end: that, too, can be had without waiting
+
     def tell(self, message: Message, until: float) -> bytes:
         """Sends a message; returns its bytes.
 
@@ -141,6 +149,10 @@ class Wire:
 
 class TlsWire(Wire):
     """The same over TLS."""
+
+    def ready(self) -> bool:
+        """No: TLS cannot peek."""
+        return False
 
     def _send(self, parts: Sequence[memoryview], until: float) -> int:
         self._socket.settimeout(self.left_s(until))
