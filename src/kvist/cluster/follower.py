@@ -9,9 +9,9 @@
 
 An ask is repeated, ever more rarely, until the gap is closed. No other clock is ever read.
 
-A stock engine names no incarnation (0); its number 0 after others says that it was restarted. It
-makes no dumps: where its replay begins later than what was asked for, the reader goes on from there
-(`leap`), and what it knew of before is void.
+A stock engine names no incarnation (0); a number 0 after others says that it was restarted, unless
+it answers an ask. It makes no dumps: where its replay begins later than what was asked for, the
+reader goes on from there (`leap`), and what it knew of before is void.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Follower:
         if batch.incarnation < self.incarnation:
             self.stale += 1
             return _NOTHING
-        anew = batch.incarnation == 0 and batch.number == 0 and self.last > 0
+        first = batch.incarnation == 0 and batch.number == 0 and not batch.replayed
+        anew = first and self.last > 0
         restarted = anew or batch.incarnation > self.incarnation
         if restarted:
             self._begin(batch.incarnation)

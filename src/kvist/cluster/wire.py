@@ -113,6 +113,7 @@ class Batch:
         number: its place in the stream, from 0.
         events: in the order in which they happened.
         record: what the node says of itself, in some batches.
+        replayed: whether it answers an ask, so that it may be an old one.
     """
 
     node: str
@@ -120,6 +121,7 @@ class Batch:
     number: int
     events: tuple[KvEvent, ...]
     record: NodeRecord | None = None
+    replayed: bool = False
 
     @property
     def is_base(self) -> bool:
@@ -146,11 +148,14 @@ def encode_payload(
     return _encoder.encode(_PayloadAndRecord(ts, written, None, record))
 
 
-def decode_message(topic: bytes, number: bytes, payload: bytes, *, source: str) -> Batch:
+def decode_message(
+    topic: bytes, number: bytes, payload: bytes, *, source: str, replayed: bool = False
+) -> Batch:
     """A message of a Kvist node or of a stock engine.
 
     Args:
         source: the name of the publisher if the topic does not say it.
+        replayed: whether it answers an ask.
 
     Raises:
         FormatError: it is neither.
@@ -165,7 +170,8 @@ def decode_message(topic: bytes, number: bytes, payload: bytes, *, source: str) 
     if read.record is not None and read.record.node != node:
         raise FormatError(f"{node} sends a record of {read.record.node}")
     events = tuple(event for e in read.events if (event := _read(e)) is not None)
-    return Batch(node, incarnation, int.from_bytes(number, "big"), events, read.record)
+    count = int.from_bytes(number, "big")
+    return Batch(node, incarnation, count, events, read.record, replayed)
 
 
 def key_of(block_hash: BlockHash) -> Key:

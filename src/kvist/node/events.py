@@ -239,7 +239,8 @@ class EventLines:
             try:
                 if len(frames) != 3:
                     raise FormatError(f"{len(frames)} frames")
-                batch = decode_message(frames[0], frames[1], frames[2], source=node)
+                topic, number, payload = frames
+                batch = decode_message(topic, number, payload, source=node, replayed=bool(lead))
                 if batch.node != node:
                     raise FormatError(f"{node} speaks for {batch.node}")
             except FormatError as error:

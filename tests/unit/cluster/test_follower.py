@@ -104,6 +104,16 @@ def test_stock_engine_that_begins_at_zero_again_was_restarted() -> None:
     assert follower.take(sent[0], 0.0).restarted
 
 
+def test_replay_that_begins_at_zero_is_no_restart_of_a_stock_engine() -> None:
+    """vLLM sends a batch before it can replay it: the answer may end before what was heard live."""
+    follower = Follower("a", PATIENCE)
+    follower.expect(0, 0, 0.0)
+    for number in (0, 1):
+        follower.take(Batch("a", 0, number, (stored(number),)), 0.0)
+    progress = follower.take(Batch("a", 0, 0, (stored(0),), replayed=True), 0.0)
+    assert (progress.batches, progress.restarted, follower.last) == ((), False, 1)
+
+
 def test_stock_engine_is_followed_from_where_its_replay_begins() -> None:
     """It has published for longer than its buffer reaches back; asking again would never help."""
     directory = Directory(Limits(patience=PATIENCE))
