@@ -16,7 +16,7 @@ from node_process import attach, clean_env
 from peer_thread import LIMIT_S, RawPeer, hello_of, owner, peering, until
 
 from kvist.assemble import node_peering
-from kvist.config import load_config
+from kvist.config import load_config, preflight
 from kvist.core.errors import ConfigError, NodeRefusedError
 from kvist.core.outcome import Outcome
 from kvist.node.peers import messages as m
@@ -271,6 +271,12 @@ def test_configuration_that_would_serve_unproven_is_refused(knobs: list[str], sa
         node_peering(config)
     assert caught.value.path.startswith("$.node.peers.")
     assert caught.value.remedy
+
+
+def test_check_of_the_configuration_says_what_a_node_would() -> None:
+    sets = ["node.peers.listen=0.0.0.0:7077", "store.ssd.enabled=false"]
+    (problem,) = preflight(load_config(env={}, sets=sets).config)
+    assert str(problem).startswith("$.node.peers.listen (default): 0.0.0.0:7077 is not of this")
 
 
 @pytest.mark.parametrize(
