@@ -134,12 +134,13 @@ class Proxy:
                 link, _ = self._listener.accept()
             except OSError:
                 continue
+            onward = socket.socket()
             try:
-                onward = socket.socket()
                 onward.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD_BYTES)
                 onward.connect(("127.0.0.1", self._to_port))
             except OSError:
                 link.close()
+                onward.close()
                 continue
             with self._lock:
                 self._links |= {link, onward}
