@@ -25,6 +25,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the cluster's file")
     parser.add_argument("--name", help="name of the cluster, in place of FILE")
     parser.add_argument("--ray", default="auto", help="address of Ray, beside --name")
+    screen.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,5 +39,8 @@ def run(args: argparse.Namespace) -> int:
     spec = read_spec(args.file) if args.file else ClusterSpec(name=args.name, ray=args.ray)
     with ray_cluster.connected(spec.ray, spec.name):
         ended = ray_cluster.down()
-    print(f"kvist: {spec.name} {'has ended' if ended else 'does not run'}")
+    if args.json:
+        screen.print_json({"name": spec.name, "ended": ended})
+    else:
+        print(f"kvist: {spec.name} {'has ended' if ended else 'does not run'}")
     return 0 if ended else 1

@@ -33,8 +33,9 @@ def add_parser(subparsers: Any) -> None:
         summary="start nodes and engines on a Ray cluster",
         details="Every Ray node gets a node of Kvist and, beside it, the engines that FILE names. "
         "What ends is started again, on another Ray node if its own has gone. Returns when "
-        "everything serves; run it again to see how far it is. docs/ray.md shows a FILE.",
-        example="ray start --head && kvist up cluster.yaml",
+        "everything serves; run it again to see how far it is. Ray runs already (`ray start --head`); "
+        "docs/ray.md shows a FILE.",
+        example="kvist up cluster.yaml",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="YAML file of the cluster")
     parser.add_argument("--no-wait", action="store_true", help="return when Ray has the orders")

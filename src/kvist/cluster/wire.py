@@ -42,15 +42,11 @@ _MEDIUM_OF = {
     Tier.HBM: ("GPU", None),
     Tier.DRAM: ("CPU", None),
     Tier.SSD: ("STORAGE", "LOCAL"),
+    Tier.PEER: ("STORAGE", "PEER"),  # a locality of ours: others take it for LOCAL
     Tier.REMOTE: ("STORAGE", "REMOTE"),
 }
-_TIER_OF = {
-    (None, False): Tier.HBM,
-    ("GPU", False): Tier.HBM,
-    ("CPU", False): Tier.DRAM,
-    ("STORAGE", False): Tier.SSD,
-    ("STORAGE", True): Tier.REMOTE,
-}
+_ELSEWHERE = {"PEER": Tier.PEER, "REMOTE": Tier.REMOTE}
+_TIER_OF = {None: Tier.HBM, "GPU": Tier.HBM, "CPU": Tier.DRAM, "STORAGE": Tier.SSD}
 
 BlockHash = bytes | int
 BlockHashes = Annotated[list[BlockHash], Meta(max_length=1 << 24)]
@@ -214,8 +210,10 @@ def _read(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent | Non
     """None for a medium that nobody here knows."""
     if isinstance(event, AllBlocksCleared):
         return Cleared()
-    tier = _TIER_OF.get((event.medium, event.locality == "REMOTE"))
-    if tier is None:
+    tier = _TIER_OF.get(event.medium)
+    if tier is Tier.SSD:
+        tier = _ELSEWHERE.get(event.locality or "", tier)
+    elif tier is None or event.locality in _ELSEWHERE:
         return None
     keys = _keys(event.block_hashes)
     if isinstance(event, BlockRemoved):

@@ -89,12 +89,11 @@ def decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
         raise ProtocolError(f"not a message: {error}") from error
 
 
-def choose_protocol(
-    oldest: int, newest: int, *, ours: tuple[int, int] = (OLDEST_PROTOCOL, NEWEST_PROTOCOL)
-) -> int | None:
+def choose_protocol(oldest: int, newest: int, *, ours: tuple[int, int] | None = None) -> int | None:
     """The newest protocol that both sides speak, if there is one; `ours` are oldest and newest."""
-    both = min(newest, ours[1])
-    return both if both >= max(oldest, ours[0]) else None
+    our_oldest, our_newest = ours or (OLDEST_PROTOCOL, NEWEST_PROTOCOL)
+    both = min(newest, our_newest)
+    return both if both >= max(oldest, our_oldest) else None
 
 
 class Frames:
