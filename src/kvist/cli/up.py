@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
         summary="start nodes and engines on a Ray cluster",
         details="Every Ray node gets a node of Kvist and, beside it, the engines that FILE names. "
         "What ends is started again, on another Ray node if its own has gone. Returns when "
-        "everything serves; run it again to see how far it is. Ray runs already (`ray start --head`); "
+        "everything serves; run it again to see how far it is. Ray must run (`ray start --head`); "
         "docs/ray.md shows a FILE.",
         example="kvist up cluster.yaml",
     )
