@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from kvist.core.errors import ConfigError
+
 # exec keeps PR_SET_PDEATHSIG (1); SIGTERM is 15. The kernel ties to the thread that forks, so
 # children are made on a main thread.
 _TIED = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);os.execv(sys.executable,sys.argv[1:])"
@@ -57,7 +59,8 @@ class Child:
 
         Args:
             what: its name in reports.
-            command: gives the command of each start, `[sys.executable, …]`.
+            command: gives the command of each start, `[sys.executable, …]`, or raises
+                `ConfigError`: it is then asked again later.
             env: the whole environment.
             log: file for its output.
             serves: whether it answers; must return within seconds.
@@ -102,11 +105,16 @@ class Child:
             self._look()
 
     def _start(self, now: float) -> None:
+        try:
+            command = tied(self._command())
+        except ConfigError as error:
+            self._again_later(now, str(error))
+            return
         with contextlib.suppress(FileNotFoundError):
             self.log.replace(self.log.with_suffix(".last.log"))
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                tied(self._command()),
+                command,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -126,10 +134,14 @@ class Child:
 
     def _ended(self, now: float, code: int) -> None:
         status = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._why = f"ended with {status}: {last_line(self.log) or 'it said nothing'}"
         self._signal(signal.SIGKILL)  # what it may have left behind in its group
         if now - self._started_at >= _GOOD_LIFE_S:
             self._pause_s = _FIRST_PAUSE_S
+        said = last_line(self.log) or "it said nothing"
+        self._again_later(now, f"ended with {status}: {said}")
+
+    def _again_later(self, now: float, why: str) -> None:
+        self._why = why
         self._process, self.phase = None, Phase.PENDING
         self._start_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -24,13 +24,13 @@ import yaml
 
 from kvist.core.errors import NodeAwayError, NodeRefusedError
 from kvist.launch.child import Child, Phase, stop_all
+from kvist.launch.ports import Port
 from kvist.launch.spec import ChildReport, EngineSpec, HostOrders, HostReport, for_node
 from kvist.node import control
 from kvist.node.place import Place, default_socket
 
 _TICK_S = 0.25
 _ANSWER_S = 2.0
-_PORTS = 200
 _MOST_ORDERS_BYTES = 4 << 20
 _READ_BYTES = 64 << 10
 _KVIST = (sys.executable, "-m", "kvist.cli.main")
@@ -68,45 +68,40 @@ class Host:
             serves=self._node_serves,
             stops=_NODE_STOPS,
         )
-        self._engines: list[tuple[Child, list[str]]] = []
+        self._engines: list[tuple[Child, Callable[[], str]]] = []
         gpus = list(orders.gpu_ids)
         for spec in orders.engines:
             for _ in range(spec.per_host):
                 mine, gpus = gpus[: spec.gpus], gpus[spec.gpus :]
                 self._engines.append(self._engine(spec, mine))
 
-    def _engine(self, spec: EngineSpec, gpu_ids: list[str]) -> tuple[Child, list[str]]:
-        url = [""]
+    def _engine(self, spec: EngineSpec, gpu_ids: list[str]) -> tuple[Child, Callable[[], str]]:
+        port = Port(default_socket().parent / "ports", spec.host, spec.port)
         number = len(self._engines)
         env = {**self._env, **spec.env}
         if gpu_ids:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
 
         def command() -> list[str]:
-            port = self._free_port(spec, but=url)
-            url[0] = f"http://{spec.host}:{port}"
+            options = (f"--host={spec.host}", f"--port={port.choose()}")
             return [
-                *(*_KVIST, "serve", spec.model, f"--host={spec.host}", f"--port={port}"),
+                *(*_KVIST, "serve", spec.model, *options),
                 *(f"--config={self._config}", "--set=store.where=node", *spec.args),
             ]
+
+        def url() -> str:
+            shown = f"[{spec.host}]" if ":" in spec.host else spec.host
+            return f"http://{shown}:{port.number}"
 
         child = Child(
             spec.model,
             command=command,
             env=env,
             log=self.folder / f"engine-{number}.log",
-            serves=lambda: _healthy(url[0]),
+            serves=lambda: _healthy(url()),
             stops=_ENGINE_STOPS,
         )
         return child, url
-
-    def _free_port(self, spec: EngineSpec, but: list[str]) -> int:
-        """The first port from the wanted one on that is free; the wanted one where none is."""
-        taken = {url[0].rpartition(":")[2] for _, url in self._engines if url is not but}
-        for port in range(spec.port, min(spec.port + _PORTS, 65_536)):
-            if str(port) not in taken and _is_free(spec.host, port):
-                return port
-        return spec.port
 
     def _node_serves(self) -> bool:
         try:
@@ -131,8 +126,8 @@ class Host:
     def report(self) -> HostReport:
         """What holds now."""
 
-        def told(child: Child, url: str) -> ChildReport:
-            shown = url if child.phase is Phase.READY else ""
+        def told(child: Child, url: Callable[[], str]) -> ChildReport:
+            shown = url() if child.phase is Phase.READY else ""
             return ChildReport(
                 child.what, str(child.phase), child.restarts, child.pid, shown, child.detail
             )
@@ -141,7 +136,7 @@ class Host:
             node=self._orders.node,
             machine=socket.gethostname(),
             socket=os.fspath(self.place.socket),
-            children=(told(self._node, ""), *(told(child, url[0]) for child, url in self._engines)),
+            children=(told(self._node, str), *(told(child, url) for child, url in self._engines)),
         )
 
 
@@ -151,17 +146,6 @@ def _private(path: str, flags: int) -> int:
 
 def _is_rays(name: str) -> bool:
     return name.startswith("RAY_") or name in _OF_RAY
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _healthy(url: str) -> bool:

@@ -5,6 +5,7 @@ The processes are real; the clock that pauses are measured by is the test's own.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from kvist.core.errors import ConfigError
 from kvist.launch.child import Child, Phase, last_line, stop_all
 
 DEADLINE_S = 30.0
@@ -184,6 +186,29 @@ def test_children_of_a_parent_that_was_killed_get_sigterm(bench: Bench, tmp_path
     while not marker.exists():
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def test_a_command_that_cannot_be_had_is_asked_for_again(tmp_path: Path) -> None:
+    clock, asked = Clock(), []
+
+    def command() -> list[str]:
+        asked.append(clock.now)
+        raise ConfigError("no free port", remedy="end what listens there")
+
+    child = Child(
+        "child",
+        command=command,
+        env=os.environ,
+        log=tmp_path / "log",
+        serves=lambda: True,
+        stops=(),
+        clock=clock,
+    )
+    for _ in range(20):
+        child.tick()
+        clock.now += 0.5
+    assert [later - earlier for earlier, later in itertools.pairwise(asked)] == [1.0, 2.0, 4.0]
+    assert child.detail == "no free port; end what listens there"
 
 
 def test_the_last_life_s_log_is_kept(bench: Bench) -> None:
