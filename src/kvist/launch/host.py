@@ -8,6 +8,7 @@ gave the orders. Knows nothing of Ray.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -177,6 +178,8 @@ def run(stdin: int, tell: Callable[[HostReport], None]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+    with contextlib.suppress(PermissionError):  # Ray's workers are nice to everybody else
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     host = Host(_read_orders(stdin), os.environ)
     last: HostReport | None = None
     try:
