@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,10 +51,11 @@ def connected(address: str, name: str) -> Iterator[None]:
             path="$.ray",
             remedy="start one with `ray start --head`, or give its address",
         ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # Ray prints what happens to its nodes
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def up(spec: ClusterSpec) -> None:
