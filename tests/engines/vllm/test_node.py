@@ -40,7 +40,8 @@ def on(node: NodeProcess) -> dict[str, Any]:
     """`kv_transfer_config` of an engine on the node; its own DRAM and SSD knobs mean nothing."""
     config = kvist(None)
     config["kv_connector_extra_config"]["store"]["where"] = "node"
-    config["kv_connector_extra_config"]["node"] = {"socket": str(node.path)}
+    # A killed node hangs up at once; one that is only slow is not to count as away here.
+    config["kv_connector_extra_config"]["node"] = {"socket": str(node.path), "answer_s": 30}
     return config
 
 
