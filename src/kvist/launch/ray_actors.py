@@ -63,6 +63,7 @@ class Keeper:
         self._orders = msgspec.json.encode(msgspec.structs.replace(decoded, gpu_ids=gpu_ids))
         self._report = HostReport(decoded.node, "", "")
         self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._process = self._start()
         threading.Thread(target=self._follow, name="kvist-host", daemon=True).start()
 
@@ -86,11 +87,13 @@ class Keeper:
             # It closed its output, so it ends; if it does not, its children will by their ties.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
-            if self._ended.wait(_PAUSE_S):
-                return
-            self._process.kill()
-            _log.warning("the host process ended and is started again")
-            self._process = self._start()
+            self._ended.wait(_PAUSE_S)
+            with self._lock:  # one that `stop` would not know of must not begin
+                if self._ended.is_set():
+                    return
+                self._process.kill()
+                _log.warning("the host process ended and is started again")
+                self._process = self._start()
 
     def report(self) -> bytes:
         """The last `HostReport`, JSON."""
@@ -98,8 +101,9 @@ class Keeper:
 
     def stop(self) -> None:
         """Ends everything on this host, and returns when it has ended."""
-        self._ended.set()
-        process = self._process
+        with self._lock:
+            self._ended.set()
+            process = self._process
         assert process.stdin is not None
         process.stdin.close()
         process.wait(STOP_S)
