@@ -181,7 +181,7 @@ METRICS: tuple[Metric, ...] = (
         "Beliefs taken back because the holder said that it has no such block.",
     ),
     Metric("kvist_event_batches_total", _C, "batches", "Batches of KV events that were applied."),
-    Metric("kvist_event_gaps_total", _C, "gaps", "Gaps found in other nodes' event streams."),
+    Metric("kvist_event_gaps_total", _C, "gaps", "Losses in streams of other nodes, asked for."),
     Metric(
         "kvist_event_asks_total", _C, "asks", "Asks for missing batches that were sent to nodes."
     ),

@@ -53,11 +53,17 @@ _NOTHING = Progress(())
 
 
 class Follower:
-    """The place in one publisher's stream up to which a reader has applied it."""
+    """The place in one publisher's stream up to which a reader has applied it.
+
+    Attributes:
+        gaps: losses that had to be asked for, whether a later batch or a beat told of them.
+        duplicates, stale: messages that brought nothing.
+    """
 
     __slots__ = (
         "_ask_at_s",
         "_held",
+        "_in_gap",
         "_newest",
         "_patience",
         "_retry_s",
@@ -77,6 +83,7 @@ class Follower:
         self._patience = patience
         self._held: dict[int, Batch] = {}
         self._newest = -1  # the highest number that was heard of
+        self._in_gap = False
         self._ask_at_s = math.inf
         self._retry_s = patience.retry_s
 
@@ -129,6 +136,8 @@ class Follower:
         """What to ask the publisher for now, if anything."""
         if now_s < self._ask_at_s:
             return None
+        self.gaps += not self._in_gap and self.last >= 0  # a start is none
+        self._in_gap = True
         self._ask_at_s = now_s + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._patience.most_retry_s)
         return Ask(self.node, self.incarnation, self.last + 1)
@@ -143,6 +152,7 @@ class Follower:
         if self._held:
             self._held = {n: b for n, b in self._held.items() if n > self.last}
         self._retry_s = self._patience.retry_s
+        self._in_gap = self._in_gap and not self.complete
         self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
         return tuple(ready)
 
@@ -150,11 +160,11 @@ class Follower:
         self.incarnation = incarnation
         self.last = self._newest = -1
         self._held.clear()
+        self._in_gap = False
         self._ask_at_s = math.inf
         self._retry_s = self._patience.retry_s
 
     def _hold(self, batch: Batch, now_s: float) -> None:
-        self.gaps += not self._held
         if batch.number in self._held:
             self.duplicates += 1
         elif len(self._held) < self._patience.most_held:  # else the answer brings it again

@@ -46,6 +46,34 @@ def test_what_overtook_is_held_until_its_turn() -> None:
     assert follower.take(sent[2], 0.0).batches == ()
     assert follower.take(sent[1], 0.5).batches == (sent[1], sent[2], sent[3])
     assert follower.ask(100.0) is None
+    assert follower.gaps == 0  # late, not lost
+
+
+@pytest.mark.parametrize("told_by", ["a later batch", "a beat"])
+def test_loss_that_is_asked_for_counts_once(told_by: str) -> None:
+    follower = Follower("a", PATIENCE, incarnation=1)
+    sent = steps(4)
+    follower.take(sent[0], 0.0)
+    if told_by == "a beat":
+        follower.expect(1, 2, 0.0)
+    else:
+        follower.take(sent[2], 0.0)
+    asked = [t for t in range(20) if follower.ask(float(t))]
+    assert len(asked) > 1
+    assert follower.gaps == 1
+    follower.take(sent[1], 20.0)
+    follower.take(sent[2], 20.0)
+    assert follower.complete
+    follower.expect(1, 3, 21.0)
+    assert follower.ask(22.0) == Ask("a", 1, 3)
+    assert follower.gaps == 2
+
+
+def test_reader_that_begins_has_lost_nothing() -> None:
+    follower = Follower("a", PATIENCE, incarnation=1)
+    follower.expect(1, 2, 0.0)
+    assert follower.ask(0.0) == Ask("a", 1, 0)
+    assert follower.gaps == 0
 
 
 def test_gap_is_asked_for_after_patience_and_then_ever_more_rarely() -> None:
