@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvist.native.owner_twin import OwnerTable
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.quantise_twin import decode_quantised, encode_quantised
+    from kvist.native.receive_twin import receive_checksum
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
@@ -56,6 +57,7 @@ else:
             encode_quantised,
             open_pool,
             open_uring,
+            receive_checksum,
         )
     else:
         from kvist.native.cachegen_twin import CachegenPlan, RowCoder
@@ -63,6 +65,7 @@ else:
         from kvist.native.owner_twin import OwnerTable
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
+        from kvist.native.receive_twin import receive_checksum
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     chain_keys = _chosen.chain_keys
@@ -93,4 +96,5 @@ __all__ = [
     "move_pages_checksum",
     "open_pool",
     "open_uring",
+    "receive_checksum",
 ]

@@ -239,6 +239,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a tier that was abandoned is alive at exit, and that is fine
   bind_io(m);
   bind_owners(m);
+  bind_receive(m);
   bind_spans(m);
   bind_table(m);
   bind_value(m);

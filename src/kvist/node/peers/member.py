@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from kvist.core.errors import FormatError, KvistError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
-from kvist.native import checksum
 from kvist.node.peers import messages as m
 from kvist.node.peers.handshake import SelfMetError
 from kvist.node.peers.wire import Wire
@@ -192,8 +191,7 @@ class Member:
             return Outcome.MISS
         if status != m.HIT or size_bytes != out.nbytes:
             raise ProtocolError(f"a block of {size_bytes} bytes in place of {out.nbytes}")
-        wire.fill(out, limit)
-        if checksum(out) != expected:
+        if wire.fill_block(out, limit) != expected:
             with self._lock:
                 self.counts.damaged += 1
             self.known.drop((key,))

@@ -1,8 +1,9 @@
 """A TCP connection whose every call ends at a deadline, however slowly bytes drip.
 
-Blocks go from the sender's slot to the socket and from the socket into the reader's slot, in as few
-calls as the kernel allows: plain sockets block in the kernel with a time limit of the kernel's,
-which holds for a whole call, and take a block in one call. TLS has its own copies.
+Blocks go from the sender's slot to the socket and from the socket into the reader's slot: plain
+sockets block in the kernel with a time limit of the kernel's, which holds for a whole call. Sent,
+several blocks are one call; received, a block is a few, each of them hashed while it is in a cache.
+TLS has its own copies.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvist.core.errors import TierTimeout
+from kvist.native import checksum, receive_checksum
 from kvist.node.peers.messages import HEAD, Message, encode
 from kvist.node.protocol import ProtocolError
 
@@ -81,6 +83,18 @@ class Wire:
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
             out = out[count:]
+
+    def fill_block(self, out: memoryview, until: float) -> int:
+        """Fills `out` with what comes and returns its checksum.
+
+        Raises:
+            OSError: as `fill`.
+        """
+        with _timely():
+            count, found = receive_checksum(self._socket.fileno(), out, self.left_s(until))
+        if count < out.nbytes:
+            raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
+        return found
 
     def ready(self) -> bool:
         """Whether something is there to be received; may say no where there is."""
@@ -149,6 +163,11 @@ class Wire:
 
 class TlsWire(Wire):
     """The same over TLS."""
+
+    def fill_block(self, out: memoryview, until: float) -> int:
+        """As of `Wire`; a block is hashed when it is there."""
+        self.fill(out, until)
+        return checksum(out)
 
     def ready(self) -> bool:
         """No: TLS cannot peek."""
