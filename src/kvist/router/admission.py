@@ -11,6 +11,8 @@ when decode is looked at.
   swing in opposite phase.
 * `predictive`: at the door, as decode will be when the request comes there.
 
+What an idle replica cannot do within a limit is served all the same: asking again would not help.
+
 Source: Mooncake (arXiv 2407.00079), section 7.
 """
 
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvist.router.decode_load import pool_step_at_s, pool_step_now_s, step_now_s
+from kvist.router.decode_load import is_idle, pool_step_at_s, pool_step_now_s, step_now_s
 from kvist.router.lengths import Distribution
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
@@ -57,17 +59,18 @@ class Admission:
         self._times = decode_times
 
     def at_door(
-        self, ask: Ask, ttft_s: float, pool: Sequence[Replica], now_s: float
+        self, ask: Ask, queue_s: float, serve_s: float, pool: Sequence[Replica], now_s: float
     ) -> Refused | None:
         """Judges a request by its predicted TTFT and the pool in which it would decode."""
+        ttft_s = queue_s + serve_s
         if ask.deadline_s is not None and now_s + ttft_s > ask.deadline_s:
             return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
         if self.rule is Rule.NONE or ask.admitted or ask.exclude:
             return None
         share, limits = share_of_limits(ask.priority), self._limits
-        if ttft_s > share * limits.ttft_s:
+        if queue_s and ttft_s > share * limits.ttft_s:
             return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
-        if self.rule is Rule.BASELINE:
+        if self.rule is Rule.BASELINE or is_idle(pool):
             return None
         tokens = ask.prompt_tokens
         if self.rule is Rule.EARLY:
@@ -76,11 +79,11 @@ class Admission:
             step_s = pool_step_at_s(pool, tokens, now_s + ttft_s, now_s, self._times)
         return self._too_slow(step_s, share)
 
-    def before_decode(self, priority: int, tokens: int, replica: Replica) -> Refused | None:
-        """Judges a request whose prompt was computed, by the replica on which it would decode."""
-        if self.rule is Rule.NONE:
+    def before_decode(self, priority: int, replica: Replica) -> Refused | None:
+        """Judges a request whose prompt was computed, and which decodes on `replica` from now."""
+        if self.rule is Rule.NONE or replica.contexts.live <= 1:
             return None
-        return self._too_slow(step_now_s(replica, tokens), share_of_limits(priority))
+        return self._too_slow(step_now_s(replica), share_of_limits(priority))
 
     def _too_slow(self, step_s: float, share: float) -> Refused | None:
         if step_s <= share * self._limits.tbt_s:

@@ -80,10 +80,11 @@ class Context:
 class Contexts:
     """Requests that decode or will decode here."""
 
-    __slots__ = ("_contexts", "expected", "live", "live_tokens", "tokens")
+    __slots__ = ("_contexts", "changes", "expected", "live", "live_tokens", "tokens")
 
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
+        self.changes = 0  # of who is live
         self.expected = 0
         self.live = 0
         self.live_tokens = 0
@@ -107,6 +108,7 @@ class Contexts:
         if context is None or context.live:
             return
         context.live, context.since_s = True, now_s
+        self.changes += 1
         self.expected -= 1
         self.live += 1
         self.live_tokens += context.tokens
@@ -126,6 +128,7 @@ class Contexts:
             return None
         self.tokens -= context.tokens
         if context.live:
+            self.changes += 1
             self.live -= 1
             self.live_tokens -= context.tokens
         else:

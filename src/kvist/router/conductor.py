@@ -3,8 +3,8 @@
 Theory of operation. `choose` makes a view of every open replica, lets the policy pick, asks
 admission, and books, all under one lock: the next request sees what this one added. A booking ends
 its prefill at the first token and goes at `finish`, whichever order they come in, and calls for a
-booking that is gone are ignored. Ends teach how long decodes last and how long outputs are, busy
-periods how fast a replica computes.
+booking that is gone are ignored. Ends teach how long decodes last and how long outputs are; how
+fast a replica is, `learning` tells from when tokens come.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvist.router.bookings import Work
 from kvist.router.candidates import NOTHING, Prefix, Prefixes
 from kvist.router.choice import Selected, make_policy, select
 from kvist.router.exchange import LoadReport, OtherGateways
+from kvist.router.learning import Stretch
 from kvist.router.lengths import Distribution, OutputLengths
 from kvist.router.policies.kvist import DEFAULTS, Settings
 from kvist.router.protocol import Ask, Choice, Refused
@@ -43,12 +44,15 @@ class Setting:
 @dataclass(slots=True)
 class _Booking:
     ask: Ask
-    keys: Sequence[Key]
     prefill: Replica
     decode: Replica
     work: Work
-    computed: bool = False
     tokens: int = 0  # of output
+    stretch: Stretch | None = None  # once the first token is there
+
+    @property
+    def computed(self) -> bool:
+        return self.stretch is not None
 
 
 class KvistRouter:
@@ -92,19 +96,18 @@ class KvistRouter:
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
             pool = self._pool(selected)
-            refused = self._admission.at_door(ask, selected.ttft_s, pool, now_s)
-            return refused or self._book(ask, keys, selected, now_s)
+            refused = self._admission.at_door(ask, selected.queue_s, selected.serve_s, pool, now_s)
+            return refused or self._book(ask, selected, now_s)
 
     def joins(self, booking: int) -> Refused | None:
-        """Judges a disaggregated request again whose prompt was computed; it stays booked."""
+        """Judges a disaggregated request again, after its first token; it stays booked."""
         with self._lock:
             found = self._bookings.get(booking)
             if found is None or found.prefill is found.decode:
                 return None
             if found.ask.admitted or found.ask.exclude:
                 return None
-            tokens = found.ask.prompt_tokens
-            return self._admission.before_decode(found.ask.priority, tokens, found.decode)
+            return self._admission.before_decode(found.ask.priority, found.decode)
 
     def first_token(self, booking: int, now_s: float) -> None:
         """See `Router`."""
@@ -113,15 +116,23 @@ class KvistRouter:
             if found is None or found.computed:
                 return
             self._close_prefill(booking, found, now_s, done=True)
-            found.decode.contexts.begin(booking, now_s)
+            contexts = found.decode.contexts
+            contexts.begin(booking, now_s)
+            found.stretch = Stretch(now_s, 1, contexts.changes)
 
     def progress(self, booking: int, tokens: int, now_s: float) -> None:
         """See `Router`."""
         with self._lock:
             found = self._bookings.get(booking)
-            if found is not None and tokens > found.tokens:
-                found.decode.contexts.grow(booking, tokens - found.tokens)
-                found.tokens = tokens
+            if found is None or tokens <= found.tokens:
+                return
+            decode = found.decode
+            if found.stretch is not None:
+                found.stretch.look(
+                    tokens, now_s, decode.contexts, decode.speeds.decode, alone=not decode.queue
+                )
+            decode.contexts.grow(booking, tokens - found.tokens)
+            found.tokens = tokens
 
     def finish(self, booking: int, now_s: float, *, failed: bool = False) -> None:
         """See `Router`."""
@@ -132,7 +143,7 @@ class KvistRouter:
             if not found.computed:
                 self._close_prefill(booking, found, now_s, done=False)
             context = found.decode.contexts.remove(booking)
-            found.decode.blocks.release(found.keys)
+            found.decode.blocks.release(found.ask.keys)
             if failed or context is None or not context.live:
                 return
             self._decode_times.add(now_s - context.since_s)
@@ -215,7 +226,7 @@ class KvistRouter:
             return [self._replicas[selected.decode.name]]
         return [r for r in self._replicas.values() if r.open and r.role == role]
 
-    def _book(self, ask: Ask, keys: Sequence[Key], selected: Selected, now_s: float) -> Choice:
+    def _book(self, ask: Ask, selected: Selected, now_s: float) -> Choice:
         self._last += 1
         booking = self._last
         prefill = self._replicas[selected.prefill.name]
@@ -224,14 +235,14 @@ class KvistRouter:
         loads = hit > selected.reuse.hbm_tokens
         work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads)
         prefill.queues(booking, work, now_s)
-        prefill.blocks.hold(keys)
+        prefill.blocks.hold(ask.keys)
         prefill.uses(ask.lora)
         if decode is not prefill:
-            decode.blocks.hold(keys)
+            decode.blocks.hold(ask.keys)
         decode.contexts.expect(booking, ask.prompt_tokens, now_s + selected.ttft_s)
         self._booked_s += selected.serve_s
         self._sessions.went(ask.session, prefill.name)
-        self._bookings[booking] = _Booking(ask, keys, prefill, decode, work)
+        self._bookings[booking] = _Booking(ask, prefill, decode, work)
         return Choice(
             replica=decode.name,
             booking=booking,
@@ -256,7 +267,6 @@ class KvistRouter:
 
     @staticmethod
     def _close_prefill(booking: int, found: _Booking, now_s: float, *, done: bool) -> None:
-        found.computed = True
         found.prefill.computed(booking, found.work, now_s, done=done)
         if found.prefill is not found.decode:
-            found.prefill.blocks.release(found.keys)
+            found.prefill.blocks.release(found.ask.keys)

@@ -17,10 +17,14 @@ from kvist.router.lengths import Distribution
 from kvist.router.replicas import Replica
 
 
-def step_now_s(replica: Replica, more_tokens: int) -> float:
-    """A step of one replica with those that decode now, and one more."""
-    contexts = replica.contexts
-    return _step_s(replica, contexts.live + 1, contexts.live_tokens + more_tokens)
+def is_idle(pool: Sequence[Replica]) -> bool:
+    """Whether nobody decodes there, or is to."""
+    return not any(r.contexts or r.others.load(r.name).contexts for r in pool)
+
+
+def step_now_s(replica: Replica) -> float:
+    """A step of one replica with those that decode now."""
+    return _step_s(replica, replica.contexts.live, replica.contexts.live_tokens)
 
 
 def pool_step_now_s(pool: Sequence[Replica], more_tokens: int) -> float:

@@ -45,7 +45,7 @@ def rates_study() -> Study:
 def _conclude_rules(results: Results) -> Outcome:
     figures: list[Figure] = []
     reports = {rule: results[overload_run(rule)] for rule in RULES}
-    swings = {rule: swing(report) for rule, report in reports.items()}
+    swings = {rule: swing(report.served) for rule, report in reports.items()}
     for rule, report in reports.items():
         paper = PUBLISHED_REJECTED[rule]
         late = report.refusals.get("tbt_late", 0)

@@ -39,7 +39,7 @@ def draw(results: Results, path: Path) -> None:
 
     figure = Figure(figsize=(9, 3 * len(RULES)), layout="constrained")
     for axes, rule in zip(figure.subplots(len(RULES), 1, sharex=True), RULES, strict=True):
-        found = swing(results[overload_run(rule)])
+        found = swing(results[overload_run(rule)].served)
         start = _SHOWN_S.start
         for name, series in (("prefill", found.prefill), ("decode", found.decode)):
             shown = series[_SHOWN_S]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvist.sim.des.report import Report, Served
+from kvist.sim.des.report import Served
 
 TREND_S = 300
 _EDGE_RATIO = 0.1  # of the run at either end that is left out: it fills and empties
@@ -40,11 +40,11 @@ class Swing:
     correlation: float
 
 
-def swing(report: Report) -> Swing:
-    """The swing of a run of one second or more that served something."""
-    seconds = max(1, math.ceil(max((s.arrival_s for s in report.served), default=0.0)))
-    prefill = _count(report.served, seconds, decode=False)
-    decode = _count(report.served, seconds, decode=True)
+def swing(served: Sequence[Served]) -> Swing:
+    """The swing of a run's requests, from the first arrival to the last."""
+    seconds = max(1, math.ceil(max((s.arrival_s for s in served), default=0.0)))
+    prefill = _count(served, seconds, decode=False)
+    decode = _count(served, seconds, decode=True)
     edge = int(seconds * _EDGE_RATIO)
     inner = slice(edge, seconds - edge)
     fast_prefill, fast_decode = (_without_trend(s)[inner] for s in (prefill, decode))

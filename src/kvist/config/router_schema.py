@@ -1,0 +1,79 @@
+"""The knobs of the router: which replica, and whether at all."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from kvist.config.store_schema import Section
+
+
+class RouterConfig(Section, frozen=True):
+    """Which replica serves a request, and whether at all."""
+
+    policy: Annotated[
+        str,
+        Meta(
+            description="How a replica is picked: `kvist`, `cache-aware`, `cache-aware-local`, "
+            "`dynamo`, `prefix`, `least-loaded`, `power-of-two`, `round-robin`, `random`; or "
+            "`package.module:Class`, a class with `score(ask, candidate)`, least is best."
+        ),
+    ] = "kvist"
+    temperature: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Of `kvist`: 0 takes the least cost; above, replicas are drawn, the "
+            "better the likelier. It means the same at any load.",
+        ),
+    ] = 0.0
+    session_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Of `kvist`: seconds that staying with the replica of a session's last "
+            "request may cost.",
+        ),
+    ] = 0.02
+    lora_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Of `kvist`: seconds to load a LoRA adapter that a replica has not used "
+            "lately.",
+        ),
+    ] = 1.0
+    admission: Annotated[
+        Literal["none", "baseline", "early", "predictive"],
+        Meta(
+            description="When a request is refused that is predicted to miss a limit: never; by "
+            "the queue, and by decode once its prompt is computed; also by decode as it is now; by "
+            "decode as it will be."
+        ),
+    ] = "predictive"
+    ttft_s: Annotated[
+        float, Meta(gt=0, description="Limit of the time to the first token that is promised.")
+    ] = 30.0
+    tbt_s: Annotated[float, Meta(gt=0, description="Limit of a decode step that is promised.")] = (
+        0.1
+    )
+    prefill_tokens_per_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="What a replica is believed to compute until its first prompts have shown "
+            "it.",
+        ),
+    ] = 10_000.0
+    decode_step_s: Annotated[
+        float,
+        Meta(gt=0, description="Likewise, a decode step of one short request."),
+    ] = 0.02
+    waiting: Annotated[
+        int,
+        Meta(ge=1, description="Requests that may wait at a gateway; more are refused."),
+    ] = 4096
+    tenant_waiting: Annotated[
+        int, Meta(ge=1, description="Of these, how many may be of one tenant.")
+    ] = 1024
