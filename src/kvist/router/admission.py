@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvist.router.decode_load import is_idle, pool_step_at_s, pool_step_now_s, step_now_s
-from kvist.router.lengths import Distribution
+from kvist.router.lengths import Groups
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
 
@@ -52,8 +52,8 @@ class Limits:
 class Admission:
     """One rule with its limits."""
 
-    def __init__(self, rule: Rule, limits: Limits, decode_times: Distribution) -> None:
-        """`decode_times` are seconds from first token to end; whoever sees ends adds to it."""
+    def __init__(self, rule: Rule, limits: Limits, decode_times: Groups) -> None:
+        """`decode_times` are seconds from first token to end; whoever sees ends adds to them."""
         self.rule = rule
         self._limits = limits
         self._times = decode_times
@@ -76,19 +76,21 @@ class Admission:
         if self.rule is Rule.EARLY:
             step_s = pool_step_now_s(pool, tokens)
         else:
-            step_s = pool_step_at_s(pool, tokens, now_s + ttft_s, now_s, self._times)
-        return self._too_slow(step_s, share)
+            step_s = pool_step_at_s(pool, tokens, now_s + ttft_s, now_s)
+        return self._too_slow(ask, step_s, share)
 
-    def before_decode(self, priority: int, replica: Replica) -> Refused | None:
+    def before_decode(self, ask: Ask, replica: Replica) -> Refused | None:
         """Judges a request whose prompt was computed, and which decodes on `replica` from now."""
         if self.rule is Rule.NONE or replica.contexts.live <= 1:
             return None
-        return self._too_slow(step_now_s(replica), share_of_limits(priority))
+        if ask.admitted or ask.exclude:
+            return None
+        return self._too_slow(ask, step_now_s(replica), share_of_limits(ask.priority))
 
-    def _too_slow(self, step_s: float, share: float) -> Refused | None:
+    def _too_slow(self, ask: Ask, step_s: float, share: float) -> Refused | None:
         if step_s <= share * self._limits.tbt_s:
             return None
-        return Refused("tbt", _bounded_s(self._times.quantile(0.5)))
+        return Refused("tbt", _bounded_s(self._times.of(ask.tenant, ask.endpoint).quantile(0.5)))
 
 
 def share_of_limits(priority: int) -> float:

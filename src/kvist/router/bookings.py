@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvist.core.keys import Key
+from kvist.router.lengths import Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,14 @@ class PrefillQueue:
 
 @dataclass(slots=True)
 class Context:
-    """A request that decodes, or will: it is live from `since_s` on, predicted until `live`."""
+    """A request that decodes, or will: it is live from `since_s` on, predicted until `live`.
+
+    `times` are seconds that decodes of its kind last.
+    """
 
     tokens: int
     since_s: float
+    times: Distribution
     live: bool = False
 
 
@@ -96,9 +101,9 @@ class Contexts:
     def __iter__(self) -> Iterator[Context]:
         return iter(self._contexts.values())
 
-    def expect(self, booking: int, tokens: int, at_s: float) -> None:
-        """A request that will begin to decode at about `at_s`."""
-        self._contexts[booking] = Context(tokens, at_s)
+    def expect(self, booking: int, tokens: int, at_s: float, times: Distribution) -> None:
+        """A request that will begin to decode at about `at_s`, and last as `times` say."""
+        self._contexts[booking] = Context(tokens, at_s, times)
         self.expected += 1
         self.tokens += tokens
 

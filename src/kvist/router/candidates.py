@@ -96,5 +96,6 @@ class Prefixes(Protocol):
 
         `reachable_tokens` is what a replica could have with the help of its peers, and the same
         for all that share a store; where only some are named, the largest counts for the others.
+        Called under the router's lock, often: it must answer at once and not call back.
         """
         ...

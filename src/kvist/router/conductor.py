@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvist.core.keys import Key
+from kvist.cost.decode import DecodeTimes
+from kvist.cost.prefill import PrefillTimes
 from kvist.router.admission import Admission, Limits, Rule
 from kvist.router.bookings import Work
 from kvist.router.candidates import NOTHING, Prefix, Prefixes
 from kvist.router.choice import Selected, make_policy, select
 from kvist.router.exchange import LoadReport, OtherGateways
 from kvist.router.learning import Stretch
-from kvist.router.lengths import Distribution, OutputLengths
+from kvist.router.lengths import Groups
 from kvist.router.policies.kvist import DEFAULTS, Settings
 from kvist.router.protocol import Ask, Choice, Refused
 from kvist.router.replicas import Replica, Speeds, View
@@ -70,12 +72,12 @@ class KvistRouter:
         Raises:
             ConfigError: an unknown policy.
         """
-        self.output_lengths = OutputLengths()
+        self.output_lengths = Groups()
         self._speeds = speeds
         self._prefixes = prefixes
         self._policy_name = setting.policy
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
-        self._decode_times = Distribution(_LEAST_DECODE_S)
+        self._decode_times = Groups(_LEAST_DECODE_S)
         self._admission = Admission(setting.admission, setting.limits, self._decode_times)
         self._others = OtherGateways(stream)
         self._sessions = Sessions()
@@ -105,9 +107,7 @@ class KvistRouter:
             found = self._bookings.get(booking)
             if found is None or found.prefill is found.decode:
                 return None
-            if found.ask.admitted or found.ask.exclude:
-                return None
-            return self._admission.before_decode(found.ask.priority, found.decode)
+            return self._admission.before_decode(found.ask, found.decode)
 
     def first_token(self, booking: int, now_s: float) -> None:
         """See `Router`."""
@@ -146,9 +146,9 @@ class KvistRouter:
             found.decode.blocks.release(found.ask.keys)
             if failed or context is None or not context.live:
                 return
-            self._decode_times.add(now_s - context.since_s)
+            ask = found.ask
+            self._decode_times.observe(ask.tenant, ask.endpoint, now_s - context.since_s)
             if found.tokens:
-                ask = found.ask
                 self.output_lengths.observe(ask.tenant, ask.endpoint, found.tokens)
 
     @property
@@ -167,8 +167,8 @@ class KvistRouter:
                 return
             seed = self._speeds
             own = Speeds(
-                type(seed.prefill)(seed.prefill.coefficients),
-                type(seed.decode)(seed.decode.coefficients),
+                PrefillTimes(seed.prefill.coefficients),
+                DecodeTimes(seed.decode.coefficients),
                 seed.block_tokens,
                 seed.loading,
                 seed.step_tokens,
@@ -239,7 +239,8 @@ class KvistRouter:
         prefill.uses(ask.lora)
         if decode is not prefill:
             decode.blocks.hold(ask.keys)
-        decode.contexts.expect(booking, ask.prompt_tokens, now_s + selected.ttft_s)
+        times = self._decode_times.of(ask.tenant, ask.endpoint)
+        decode.contexts.expect(booking, ask.prompt_tokens, now_s + selected.ttft_s, times)
         self._booked_s += selected.serve_s
         self._sessions.went(ask.session, prefill.name)
         self._bookings[booking] = _Booking(ask, prefill, decode, work)

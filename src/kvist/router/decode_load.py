@@ -3,7 +3,7 @@
 At a later time, a request that decodes now is still there with the chance that its decode, being as
 old as it is, lasts that much longer; one that is in prefill has come if its first token is
 predicted before, and is still there with the chance that a decode lasts from then on. Chances are
-those of the decode times seen so far.
+those of the decode times seen so far, of its tenant and endpoint where they are known.
 
 Source: Mooncake (FAST'25), section on overload: it takes one uniform decode time; this its
 distribution, learned online.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvist.router.lengths import Distribution
 from kvist.router.replicas import Replica
 
 
@@ -36,23 +35,17 @@ def pool_step_now_s(pool: Sequence[Replica], more_tokens: int) -> float:
     )
 
 
-def pool_step_at_s(
-    pool: Sequence[Replica], more_tokens: int, at_s: float, now_s: float, times: Distribution
-) -> float:
-    """The same at `at_s`, as far as it can be foreseen at `now_s`.
-
-    Args:
-        times: seconds that requests decode.
-    """
+def pool_step_at_s(pool: Sequence[Replica], more_tokens: int, at_s: float, now_s: float) -> float:
+    """The same at `at_s`, as far as it can be foreseen at `now_s`."""
     share = 1 / len(pool)
     total_s = 0.0
     for replica in pool:
         batch, tokens = share, share * more_tokens
         for context in replica.contexts:
             if context.live:
-                chance = times.outlives(max(0.0, now_s - context.since_s), at_s - now_s)
+                chance = context.times.outlives(max(0.0, now_s - context.since_s), at_s - now_s)
             elif context.since_s <= at_s:
-                chance = times.survival(at_s - max(now_s, context.since_s))
+                chance = context.times.survival(at_s - max(now_s, context.since_s))
             else:
                 continue
             batch += chance

@@ -84,38 +84,32 @@ class Distribution:
         return self._least * math.exp(place * _GROWTH)
 
 
-class OutputLengths:
-    """Output tokens by (tenant, endpoint); the least recently used group is forgotten first."""
+class Groups:
+    """Distributions by (tenant, endpoint); the least recently used group is forgotten first."""
 
-    __slots__ = ("_all", "_groups")
+    __slots__ = ("_all", "_groups", "_least")
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 1.0) -> None:
+        """`least` is of values, as in `Distribution`."""
+        self._least = least
         self._groups: OrderedDict[tuple[str, str], Distribution] = OrderedDict()
-        self._all = Distribution()
+        self._all = Distribution(least)
 
-    def observe(self, tenant: str, endpoint: str, tokens: int) -> None:
+    def observe(self, tenant: str, endpoint: str, value: float) -> None:
         """Learns from a request that ended by itself."""
         group = self._groups.get((tenant, endpoint))
         if group is None:
-            group = self._groups[tenant, endpoint] = Distribution()
+            group = self._groups[tenant, endpoint] = Distribution(self._least)
         self._groups.move_to_end((tenant, endpoint))
-        group.add(tokens)
-        self._all.add(tokens)
+        group.add(value)
+        self._all.add(value)
         if len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
 
-    def quantile(
-        self, tenant: str, endpoint: str, ratio: float, max_tokens: int | None = None
-    ) -> float:
-        """Tokens that `ratio` of the group's outputs do not exceed, `max_tokens` at most.
-
-        A group that is hardly known is taken to be like all; 0 where nothing was seen at all.
-        """
+    def of(self, tenant: str, endpoint: str) -> Distribution:
+        """What a group is like; one that is hardly known is taken to be like all."""
         group = self._groups.get((tenant, endpoint))
-        if group is None or group.count < _LEAST_COUNT:
-            group = self._all
-        found = group.quantile(ratio)
-        return found if max_tokens is None else min(found, float(max_tokens))
+        return self._all if group is None or group.count < _LEAST_COUNT else group
 
     def __len__(self) -> int:
         return len(self._groups)

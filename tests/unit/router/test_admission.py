@@ -12,17 +12,19 @@ from kvist.router.bookings import Work
 from kvist.router.conductor import Setting
 from kvist.router.decode_load import pool_step_at_s, pool_step_now_s, step_now_s
 from kvist.router.exchange import LoadReport, OtherGateways, ReplicaLoad
-from kvist.router.lengths import Distribution
+from kvist.router.lengths import Distribution, Groups
 from kvist.router.protocol import Choice, Refused
 from kvist.router.replicas import Replica
 
 NEVER = Distribution(0.001)  # nothing ended yet
 
 
-def _replica(live: int = 0, coming: int = 0, *, at_s: float = 0.0, name: str = "d") -> Replica:
-    made = Replica(name, "decode", speeds(), OtherGateways(random.Random(0)))
+def _replica(
+    live: int = 0, coming: int = 0, *, at_s: float = 0.0, times: Distribution = NEVER
+) -> Replica:
+    made = Replica("d", "decode", speeds(), OtherGateways(random.Random(0)))
     for n in range(live + coming):
-        made.contexts.expect(n, 10_000, at_s)
+        made.contexts.expect(n, 10_000, at_s, times)
     for n in range(live):
         made.contexts.begin(n, 0.0)
     return made
@@ -48,19 +50,18 @@ def test_a_pool_now_is_its_mean_with_the_request_spread_over_it() -> None:
 
 def test_what_is_in_prefill_counts_if_its_first_token_comes_before() -> None:
     pool = [_replica(live=1, coming=2, at_s=5.0)]
-    before, after = (pool_step_at_s(pool, 10_000, at_s, 0.0, NEVER) for at_s in (4.9, 5.0))
+    before, after = (pool_step_at_s(pool, 10_000, at_s, 0.0) for at_s in (4.9, 5.0))
     assert before == pytest.approx(DECODE.decode_s(2, 20_000))
     assert after == pytest.approx(DECODE.decode_s(4, 40_000))
 
 
 def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
-    pool = [_replica(live=10)]
-    times = _lasting(*[10.0] * 50, *[100.0] * 50)
-    half = pool_step_at_s(pool, 0, 30.0, 0.0, times)
+    pool = [_replica(live=10, times=_lasting(*[10.0] * 50, *[100.0] * 50))]
+    half = pool_step_at_s(pool, 0, 30.0, 0.0)
     assert half == pytest.approx(DECODE.decode_s(6, 50_000), rel=0.02)
-    assert pool_step_at_s(pool, 0, 300.0, 0.0, times) == pytest.approx(DECODE.decode_s(1, 0))
+    assert pool_step_at_s(pool, 0, 300.0, 0.0) == pytest.approx(DECODE.decode_s(1, 0))
     # What outlived the short ones is one of the long.
-    old = pool_step_at_s(pool, 0, 50.0, 20.0, times)
+    old = pool_step_at_s(pool, 0, 50.0, 20.0)
     assert old == pytest.approx(DECODE.decode_s(11, 100_000), rel=0.02)
 
 
@@ -72,7 +73,10 @@ def test_others_requests_count_in_every_step() -> None:
 
 
 def _judge(rule: Rule, *, tbt_s: float, ttft_s: float = 1.0, **more: object) -> Refused | None:
-    admission = Admission(rule, Limits(ttft_s, tbt_s), _lasting(*[10.0] * 30))
+    times = Groups(0.001)
+    for _ in range(30):
+        times.observe("", "", 10.0)
+    admission = Admission(rule, Limits(ttft_s, tbt_s), times)
     pool = [_replica(live=100, coming=100, at_s=5.0)]
     queue_s = 5.5 if ttft_s > 1 else 0.1
     return admission.at_door(ask("r", **more), queue_s, 0.5, pool, 0.0)
@@ -92,15 +96,15 @@ def test_each_rule_looks_at_decode_when_it_says() -> None:
 
 
 def test_retry_after_is_bounded_on_both_sides() -> None:
-    admission = Admission(Rule.BASELINE, Limits(1.0, 1.0), NEVER)
+    admission = Admission(Rule.BASELINE, Limits(1.0, 1.0), Groups())
     waits = [admission.at_door(ask("r"), q, 0.01, [], 0.0) for q in (1.0, 30.99, 1e6)]
     assert [w.retry_after_s for w in waits if w] == [1.0, 30.0, 60.0]
 
 
 def test_an_idle_replica_takes_what_it_cannot_do_in_time() -> None:
-    admission = Admission(Rule.PREDICTIVE, Limits(1.0, 0.001), NEVER)
+    admission = Admission(Rule.PREDICTIVE, Limits(1.0, 0.001), Groups())
     assert admission.at_door(ask("r"), 0.0, 50.0, [_replica()], 0.0) is None
-    assert admission.before_decode(0, _replica(live=1, coming=1)) is None
+    assert admission.before_decode(ask("r"), _replica(live=1, coming=1)) is None
     busy = [_replica(), _replica(coming=1)]
     assert admission.at_door(ask("r"), 0.0, 50.0, busy, 0.0) == Refused("tbt", 1.0)
 

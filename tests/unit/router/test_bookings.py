@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist.router.bookings import Contexts, HeldBlocks, PrefillQueue, Work
+from kvist.router.lengths import Distribution
+
+TIMES = Distribution()
 
 
 def _work(serve_s: float, tokens: int = 100) -> Work:
@@ -40,7 +43,7 @@ def test_a_prompt_behind_that_ends_first_takes_only_its_own_work_away() -> None:
 
 def test_a_context_counts_from_its_booking_and_is_live_from_its_first_token() -> None:
     contexts = Contexts()
-    contexts.expect(1, 1000, 5.0)
+    contexts.expect(1, 1000, 5.0, TIMES)
     assert (len(contexts), contexts.expected, contexts.live, contexts.tokens) == (1, 1, 0, 1000)
     contexts.begin(1, 6.0)
     contexts.begin(1, 7.0)  # told twice
@@ -78,7 +81,7 @@ def test_sums_are_those_of_what_is_open(steps: list[tuple[str, int, float]]) -> 
         if what == "a" and booking not in works:
             works[booking] = _work(seconds, booking * 10)
             queue.add(booking, works[booking], now_s)
-            contexts.expect(booking, booking * 10, now_s)
+            contexts.expect(booking, booking * 10, now_s, TIMES)
         elif what == "b" and booking in works:
             contexts.begin(booking, now_s)
             live.add(booking)

@@ -235,7 +235,7 @@ def test_output_lengths_are_learned_from_requests_that_ended_well() -> None:
         made.first_token(one.booking, n + 0.1)
         made.progress(one.booking, 200 if n % 3 else 5, n + 0.5)
         made.finish(one.booking, n + 0.5, failed=n % 3 == 0)
-    assert made.output_lengths.quantile("t", "/chat", 0.05) == pytest.approx(200, rel=0.05)
+    assert made.output_lengths.of("t", "/chat").quantile(0.05) == pytest.approx(200, rel=0.05)
 
 
 @given(st.data())

@@ -9,6 +9,9 @@ from kvist.cost.decode import DecodeTimes
 from kvist.cost.prefill import PrefillTimes
 from kvist.router.bookings import Contexts
 from kvist.router.learning import MAX_PROMPTS, BusyPeriod, Stretch
+from kvist.router.lengths import Distribution
+
+TIMES = Distribution()
 
 
 def _period(times: PrefillTimes, prompts: list[int], seconds: float, *, spoil: bool) -> None:
@@ -41,11 +44,11 @@ def test_a_spoilt_or_endless_period_teaches_nothing() -> None:
 
 def test_a_stretch_teaches_only_where_the_same_requests_decode_alone() -> None:
     contexts, times = Contexts(), DecodeTimes(DECODE)
-    contexts.expect(1, 1000, 0.0)
+    contexts.expect(1, 1000, 0.0, TIMES)
     contexts.begin(1, 0.0)
     stretch = Stretch(0.0, 1, contexts.changes)
     stretch.look(11, 1.0, contexts, times, alone=False)
-    contexts.expect(2, 1000, 0.0)
+    contexts.expect(2, 1000, 0.0, TIMES)
     contexts.begin(2, 0.0)
     stretch.look(21, 2.0, contexts, times, alone=True)
     assert times.observed == 0

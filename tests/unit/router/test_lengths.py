@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist.router.lengths import HALF_LIFE, MAX_GROUPS, Distribution, OutputLengths
+from kvist.router.lengths import HALF_LIFE, MAX_GROUPS, Distribution, Groups
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=300), st.floats(0.01, 1.0))
@@ -58,24 +58,23 @@ def test_the_old_fades_and_weights_stay_finite() -> None:
 
 
 def test_lengths_are_learned_by_tenant_and_endpoint_and_else_those_of_all() -> None:
-    lengths = OutputLengths()
-    assert lengths.quantile("a", "/chat", 0.9) == 0.0
+    lengths = Groups()
+    assert lengths.of("a", "/chat").quantile(0.9) == 0.0
     for _ in range(100):
         lengths.observe("a", "/chat", 50)
         lengths.observe("b", "/chat", 800)
-    assert lengths.quantile("a", "/chat", 0.9) == pytest.approx(50, rel=0.05)
-    assert lengths.quantile("b", "/chat", 0.9) == pytest.approx(800, rel=0.05)
-    assert lengths.quantile("new", "/chat", 0.9) == pytest.approx(800, rel=0.05)
-    assert lengths.quantile("b", "/chat", 0.9, max_tokens=100) == 100
+    assert lengths.of("a", "/chat").quantile(0.9) == pytest.approx(50, rel=0.05)
+    assert lengths.of("b", "/chat").quantile(0.9) == pytest.approx(800, rel=0.05)
+    assert lengths.of("new", "/chat").quantile(0.9) == pytest.approx(800, rel=0.05)
 
 
 def test_the_least_recently_used_group_is_forgotten() -> None:
-    lengths = OutputLengths()
+    lengths = Groups()
     for tenant in range(MAX_GROUPS + 10):
         for _ in range(20):
             lengths.observe(str(tenant), "", 10 if tenant == 0 else 1000)
         for _ in range(2):
             lengths.observe("0", "", 10)
     assert len(lengths) == MAX_GROUPS
-    assert lengths.quantile("0", "", 0.5) == pytest.approx(10, rel=0.05)
-    assert lengths.quantile("1", "", 0.5) > 100
+    assert lengths.of("0", "").quantile(0.5) == pytest.approx(10, rel=0.05)
+    assert lengths.of("1", "").quantile(0.5) > 100
