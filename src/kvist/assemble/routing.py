@@ -47,4 +47,7 @@ def router_of(
 
 def queue_of(config: RouterConfig) -> FairQueue:
     """Where a gateway's requests wait."""
-    return FairQueue(capacity=config.waiting, tenant_capacity=config.tenant_waiting)
+    weights = config.tenant_weight if isinstance(config.tenant_weight, dict) else {}
+    return FairQueue(
+        capacity=config.waiting, tenant_capacity=config.tenant_waiting, weights=weights
+    )

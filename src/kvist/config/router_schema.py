@@ -8,6 +8,16 @@ from msgspec import Meta
 
 from kvist.config.store_schema import Section
 
+_Weight = Annotated[float, Meta(gt=0)]
+TenantWeight = Annotated[
+    _Weight,
+    Meta(
+        description="Share of a tenant among those that wait: with twice the weight it gets twice "
+        "the tokens computed. A mapping (in YAML) gives weights by name; those not in it have 1."
+    ),
+]
+TenantWeights = Annotated[dict[str, _Weight], Meta(min_length=1)]
+
 
 class RouterConfig(Section, frozen=True):
     """Which replica serves a request, and whether at all."""
@@ -77,3 +87,4 @@ class RouterConfig(Section, frozen=True):
     tenant_waiting: Annotated[
         int, Meta(ge=1, description="Of these, how many may be of one tenant.")
     ] = 1024
+    tenant_weight: TenantWeight | TenantWeights = 1.0
