@@ -80,6 +80,14 @@ class RouterConfig(Section, frozen=True):
         float,
         Meta(gt=0, description="Likewise, a decode step of one short request."),
     ] = 0.02
+    hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Requests wait at the gateway, in fair order, while every replica has more "
+            "than this queued.",
+        ),
+    ] = 1.0
     waiting: Annotated[
         int,
         Meta(ge=1, description="Requests that may wait at a gateway; more are refused."),

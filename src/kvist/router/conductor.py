@@ -101,6 +101,20 @@ class KvistRouter:
             refused = self._admission.at_door(ask, selected.queue_s, selected.serve_s, pool, now_s)
             return refused or self._book(ask, selected, now_s)
 
+    def has_room(self, now_s: float, most_queue_s: float) -> bool:
+        """Whether a replica that computes prompts has at most so much queued.
+
+        A gateway lets requests wait in a `FairQueue` while there is none: what waits at a replica
+        can no longer be put in order.
+        """
+        with self._lock:
+            count = len(self._replicas)
+            return any(
+                r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= most_queue_s
+                for r in self._replicas.values()
+                if r.open and r.role != "decode"
+            )
+
     def joins(self, booking: int) -> Refused | None:
         """Judges a disaggregated request again, after its first token; it stays booked."""
         with self._lock:
