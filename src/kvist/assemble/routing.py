@@ -41,7 +41,12 @@ def router_of(
         admission=Rule(config.admission),
         limits=Limits(config.ttft_s, config.tbt_s),
     )
-    speeds = Speeds(PrefillTimes(prefill), DecodeTimes(decode), block_tokens)
+    speeds = Speeds(
+        PrefillTimes(prefill),
+        DecodeTimes(decode),
+        block_tokens,
+        kv_tokens=config.kv_tokens or None,
+    )
     return KvistRouter(setting, speeds, prefixes, stream)
 
 

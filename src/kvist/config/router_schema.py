@@ -80,6 +80,14 @@ class RouterConfig(Section, frozen=True):
         float,
         Meta(gt=0, description="Likewise, a decode step of one short request."),
     ] = 0.02
+    kv_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Tokens of KV that one replica's HBM holds (vLLM says it at its start): "
+            "beyond, requests wait for others to end. 0: not known.",
+        ),
+    ] = 0
     hold_s: Annotated[
         float,
         Meta(

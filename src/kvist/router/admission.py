@@ -18,11 +18,10 @@ Source: Mooncake (arXiv 2407.00079), section 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvist.router.decode_load import is_idle, pool_step_at_s, pool_step_now_s, step_now_s
+from kvist.router.decode_load import is_idle, step_at_s, step_now_s
 from kvist.router.lengths import Groups
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
@@ -59,9 +58,9 @@ class Admission:
         self._times = decode_times
 
     def at_door(
-        self, ask: Ask, queue_s: float, serve_s: float, pool: Sequence[Replica], now_s: float
+        self, ask: Ask, queue_s: float, serve_s: float, decode: Replica, now_s: float
     ) -> Refused | None:
-        """Judges a request by its predicted TTFT and the pool in which it would decode."""
+        """Judges a request by its predicted TTFT and the replica on which it would decode."""
         ttft_s = queue_s + serve_s
         if ask.deadline_s is not None and now_s + ttft_s > ask.deadline_s:
             return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
@@ -70,13 +69,13 @@ class Admission:
         share, limits = share_of_limits(ask.priority), self._limits
         if queue_s and ttft_s > share * limits.ttft_s:
             return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
-        if self.rule is Rule.BASELINE or is_idle(pool):
+        if self.rule is Rule.BASELINE or is_idle(decode):
             return None
         tokens = ask.prompt_tokens
         if self.rule is Rule.EARLY:
-            step_s = pool_step_now_s(pool, tokens)
+            step_s = step_now_s(decode, 1, tokens)
         else:
-            step_s = pool_step_at_s(pool, tokens, now_s + ttft_s, now_s)
+            step_s = step_at_s(decode, tokens, now_s + ttft_s, now_s)
         return self._too_slow(ask, step_s, share)
 
     def before_decode(self, ask: Ask, replica: Replica) -> Refused | None:

@@ -97,8 +97,10 @@ class KvistRouter:
             selected = select(self._policy, ask, self._views(ask, keys, now_s))
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
-            pool = self._pool(selected)
-            refused = self._admission.at_door(ask, selected.queue_s, selected.serve_s, pool, now_s)
+            decode = self._replicas[selected.decode.name]
+            refused = self._admission.at_door(
+                ask, selected.queue_s, selected.serve_s, decode, now_s
+            )
             return refused or self._book(ask, selected, now_s)
 
     def has_room(self, now_s: float, most_queue_s: float) -> bool:
@@ -186,6 +188,7 @@ class KvistRouter:
                 seed.block_tokens,
                 seed.loading,
                 seed.step_tokens,
+                seed.kv_tokens,
             )
             self._replicas[replica] = Replica(replica, role, own, self._others)
 
@@ -224,21 +227,15 @@ class KvistRouter:
         far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)
         nothing = Prefix(0, 0, 0, far) if far else NOTHING
         home = self._sessions.home(ask.session)
+        decode_s = self._decode_times.all.quantile(0.5)
         return [
             View(
                 replica, ask, keys, matched.get(name, nothing),
-                replicas=len(self._replicas), stays=home == name, now_s=now_s,
+                replicas=len(self._replicas), stays=home == name, now_s=now_s, decode_s=decode_s,
             )
             for name, replica in self._replicas.items()
             if replica.open and name not in ask.exclude
         ]  # fmt: skip
-
-    def _pool(self, selected: Selected) -> list[Replica]:
-        """The replicas over which decode spreads: all of the chosen one's role, or it alone."""
-        role = selected.decode.role
-        if role == "both":
-            return [self._replicas[selected.decode.name]]
-        return [r for r in self._replicas.values() if r.open and r.role == role]
 
     def _book(self, ask: Ask, selected: Selected, now_s: float) -> Choice:
         self._last += 1

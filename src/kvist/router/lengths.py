@@ -87,13 +87,13 @@ class Distribution:
 class Groups:
     """Distributions by (tenant, endpoint); the least recently used group is forgotten first."""
 
-    __slots__ = ("_all", "_groups", "_least")
+    __slots__ = ("_groups", "_least", "all")
 
     def __init__(self, least: float = 1.0) -> None:
         """`least` is of values, as in `Distribution`."""
         self._least = least
         self._groups: OrderedDict[tuple[str, str], Distribution] = OrderedDict()
-        self._all = Distribution(least)
+        self.all = Distribution(least)
 
     def observe(self, tenant: str, endpoint: str, value: float) -> None:
         """Learns from a request that ended by itself."""
@@ -102,14 +102,14 @@ class Groups:
             group = self._groups[tenant, endpoint] = Distribution(self._least)
         self._groups.move_to_end((tenant, endpoint))
         group.add(value)
-        self._all.add(value)
+        self.all.add(value)
         if len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
 
     def of(self, tenant: str, endpoint: str) -> Distribution:
         """What a group is like; one that is hardly known is taken to be like all."""
         group = self._groups.get((tenant, endpoint))
-        return self._all if group is None or group.count < _LEAST_COUNT else group
+        return self.all if group is None or group.count < _LEAST_COUNT else group
 
     def __len__(self) -> int:
         return len(self._groups)

@@ -30,6 +30,7 @@ class Speeds:
         block_tokens: tokens of a block.
         loading: how KV comes to it; None where nothing is loaded.
         step_tokens: of a prefill chunk that decodes ride along with; None where prefill runs alone.
+        kv_tokens: of KV that its HBM holds; None where that is not known.
     """
 
     prefill: PrefillTimes
@@ -37,6 +38,7 @@ class Speeds:
     block_tokens: int
     loading: Loading | None = None
     step_tokens: int | None = None
+    kv_tokens: int | None = None
 
 
 class Replica:
@@ -119,12 +121,22 @@ class Replica:
 class View:
     """A replica for one request: `Candidate` from bookings, own and others'."""
 
-    __slots__ = ("_ask", "_found", "_keys", "_now_s", "_queue_s", "_replicas", "_stays",
-                 "_theirs", "replica")  # fmt: skip
+    __slots__ = (
+        "_ask",
+        "_decode_s",
+        "_found",
+        "_keys",
+        "_now_s",
+        "_queue_s",
+        "_replicas",
+        "_stays",
+        "_theirs",
+        "replica",
+    )
 
     def __init__(
         self, replica: Replica, ask: Ask, keys: Sequence[Key], found: Prefix, *,
-        replicas: int, stays: bool, now_s: float,
+        replicas: int, stays: bool, now_s: float, decode_s: float,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -132,6 +144,7 @@ class View:
             found: what the index says.
             replicas: how many there are.
             stays: whether the session's last request went here.
+            decode_s: that a request usually decodes.
         """
         self.replica = replica
         self._ask = ask
@@ -140,6 +153,7 @@ class View:
         self._replicas = replicas
         self._stays = stays
         self._now_s = now_s
+        self._decode_s = decode_s
         self._theirs = replica.others.load(replica.name)
         self._queue_s: float | None = None
 
@@ -162,7 +176,8 @@ class View:
         """See `Candidate`; drawn once where others' bookings are uncertain."""
         if self._queue_s is None:
             others_s = self.replica.others.queue_s(self.name, self._replicas, self._now_s)
-            self._queue_s = self._beside(self.replica.queue.left_s(self._now_s) + others_s)
+            queue_s = self._beside(self.replica.queue.left_s(self._now_s) + others_s)
+            self._queue_s = max(queue_s, self._room_s())
         return self._queue_s
 
     def step_s(self) -> float:
@@ -197,6 +212,14 @@ class View:
             blocks=len(mine.blocks) + theirs.blocks,
             new_blocks=len(self._keys) - held,
         )
+
+    def _room_s(self) -> float:
+        """Seconds until HBM has room: what is booked there goes at the pace of decodes."""
+        speeds, load = self.replica.speeds, self.load()
+        if speeds.kv_tokens is None:
+            return 0.0
+        excess = (load.blocks + load.new_blocks) * speeds.block_tokens - speeds.kv_tokens
+        return max(0, excess) / speeds.kv_tokens * self._decode_s
 
     def _beside(self, prefill_s: float) -> float:
         """Prefill in chunks shares its steps with the decodes that are there."""

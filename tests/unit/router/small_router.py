@@ -38,7 +38,9 @@ def own(tokens: int, reachable: int = 0) -> Prefix:
     return Prefix(tokens, tokens, 0, max(tokens, reachable))
 
 
-def speeds(*, loads: bool = False, step_tokens: int | None = None) -> Speeds:
+def speeds(
+    *, loads: bool = False, step_tokens: int | None = None, kv_tokens: int | None = None
+) -> Speeds:
     """Round speeds; loads run at 1 GB/s with 1,000 bytes a token."""
     paths = {tier: PathSpeed(0.0, 1e9) for tier in ("dram", "ssd", "remote")}
     loading = Loading(TransferTimes(paths), 1000, BLOCK_TOKENS, 0.001, 0.0)
@@ -48,6 +50,7 @@ def speeds(*, loads: bool = False, step_tokens: int | None = None) -> Speeds:
         BLOCK_TOKENS,
         loading if loads else None,
         step_tokens,
+        kv_tokens,
     )
 
 

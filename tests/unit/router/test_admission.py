@@ -10,7 +10,7 @@ from small_router import DECODE, ask, chosen, router, speeds
 from kvist.router.admission import Admission, Limits, Rule, share_of_limits
 from kvist.router.bookings import Work
 from kvist.router.conductor import Setting
-from kvist.router.decode_load import pool_step_at_s, pool_step_now_s, step_now_s
+from kvist.router.decode_load import step_at_s, step_now_s
 from kvist.router.exchange import LoadReport, OtherGateways, ReplicaLoad
 from kvist.router.lengths import Distribution, Groups
 from kvist.router.protocol import Choice, Refused
@@ -38,30 +38,25 @@ def _lasting(*seconds: float) -> Distribution:
 
 
 def test_a_step_now_counts_those_that_decode() -> None:
-    assert step_now_s(_replica(live=3, coming=5)) == DECODE.decode_s(3, 30_000)
-
-
-def test_a_pool_now_is_its_mean_with_the_request_spread_over_it() -> None:
-    pool = [_replica(live=4), _replica(live=2)]
-    mean = (DECODE.decode_s(5, 50_000) + DECODE.decode_s(3, 30_000)) / 2
-    one_less = (DECODE.d1_s + DECODE.d2_s * 10_000) / 2  # half a request on each
-    assert pool_step_now_s(pool, 10_000) == pytest.approx(mean - one_less)
+    made = _replica(live=3, coming=5)
+    assert step_now_s(made) == DECODE.decode_s(3, 30_000)
+    assert step_now_s(made, 1, 500) == DECODE.decode_s(4, 30_500)
 
 
 def test_what_is_in_prefill_counts_if_its_first_token_comes_before() -> None:
-    pool = [_replica(live=1, coming=2, at_s=5.0)]
-    before, after = (pool_step_at_s(pool, 10_000, at_s, 0.0) for at_s in (4.9, 5.0))
+    made = _replica(live=1, coming=2, at_s=5.0)
+    before, after = (step_at_s(made, 10_000, at_s, 0.0) for at_s in (4.9, 5.0))
     assert before == pytest.approx(DECODE.decode_s(2, 20_000))
     assert after == pytest.approx(DECODE.decode_s(4, 40_000))
 
 
 def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
-    pool = [_replica(live=10, times=_lasting(*[10.0] * 50, *[100.0] * 50))]
-    half = pool_step_at_s(pool, 0, 30.0, 0.0)
+    made = _replica(live=10, times=_lasting(*[10.0] * 50, *[100.0] * 50))
+    half = step_at_s(made, 0, 30.0, 0.0)
     assert half == pytest.approx(DECODE.decode_s(6, 50_000), rel=0.02)
-    assert pool_step_at_s(pool, 0, 300.0, 0.0) == pytest.approx(DECODE.decode_s(1, 0))
+    assert step_at_s(made, 0, 300.0, 0.0) == pytest.approx(DECODE.decode_s(1, 0))
     # What outlived the short ones is one of the long.
-    old = pool_step_at_s(pool, 0, 50.0, 20.0)
+    old = step_at_s(made, 0, 50.0, 20.0)
     assert old == pytest.approx(DECODE.decode_s(11, 100_000), rel=0.02)
 
 
@@ -77,9 +72,9 @@ def _judge(rule: Rule, *, tbt_s: float, ttft_s: float = 1.0, **more: object) -> 
     for _ in range(30):
         times.observe("", "", 10.0)
     admission = Admission(rule, Limits(ttft_s, tbt_s), times)
-    pool = [_replica(live=100, coming=100, at_s=5.0)]
+    made = _replica(live=100, coming=100, at_s=5.0)
     queue_s = 5.5 if ttft_s > 1 else 0.1
-    return admission.at_door(ask("r", **more), queue_s, 0.5, pool, 0.0)
+    return admission.at_door(ask("r", **more), queue_s, 0.5, made, 0.0)
 
 
 def test_each_rule_looks_at_decode_when_it_says() -> None:
@@ -97,15 +92,15 @@ def test_each_rule_looks_at_decode_when_it_says() -> None:
 
 def test_retry_after_is_bounded_on_both_sides() -> None:
     admission = Admission(Rule.BASELINE, Limits(1.0, 1.0), Groups())
-    waits = [admission.at_door(ask("r"), q, 0.01, [], 0.0) for q in (1.0, 30.99, 1e6)]
+    waits = [admission.at_door(ask("r"), q, 0.01, _replica(), 0.0) for q in (1.0, 30.99, 1e6)]
     assert [w.retry_after_s for w in waits if w] == [1.0, 30.0, 60.0]
 
 
 def test_an_idle_replica_takes_what_it_cannot_do_in_time() -> None:
     admission = Admission(Rule.PREDICTIVE, Limits(1.0, 0.001), Groups())
-    assert admission.at_door(ask("r"), 0.0, 50.0, [_replica()], 0.0) is None
+    assert admission.at_door(ask("r"), 0.0, 50.0, _replica(), 0.0) is None
     assert admission.before_decode(ask("r"), _replica(live=1, coming=1)) is None
-    busy = [_replica(), _replica(coming=1)]
+    busy = _replica(coming=1)
     assert admission.at_door(ask("r"), 0.0, 50.0, busy, 0.0) == Refused("tbt", 1.0)
 
 

@@ -92,6 +92,21 @@ def test_a_first_token_shortens_the_queue_and_starts_the_decode() -> None:
     assert report.loads["a"].waiting == 1
 
 
+def test_a_replica_whose_memory_is_full_makes_room_at_the_pace_of_decodes() -> None:
+    made = router("a", kv_tokens=10_000)
+    for n in range(30):
+        one = chosen(made.choose(ask(f"ended{n}", 640), 0.0))
+        made.first_token(one.booking, 0.0)
+        made.finish(one.booking, 20.0)
+    booked = chosen(made.choose(ask("long", 9600), 30.0))
+    made.first_token(booked.booking, 31.0)
+    waits = chosen(made.choose(ask("more", 6400), 31.0))
+    assert waits.ttft_s == pytest.approx(0.6 * 20.0 + PREFILL.prefill_s(6400, 0), rel=0.05)
+    made.finish(booked.booking, 60.0)
+    made.finish(waits.booking, 60.0)
+    assert chosen(made.choose(ask("last", 6400), 60.0)).ttft_s < 1.0
+
+
 def test_prefill_beside_decodes_is_predicted_to_take_longer() -> None:
     made = router("a", step_tokens=1000)
     alone = chosen(made.choose(ask("1", 10_000), 0.0))

@@ -1,10 +1,10 @@
 """Kvist's own: the least time, of the request and of those that come behind it.
 
 A request's TTFT on a replica is `queue_s + serve_s`. It also holds up whoever comes to that replica
-before its queue is empty: by Little's law as many requests as wait there in the mean. So a second
-of work is charged once for the request itself and once for each request that waits at a replica in
-the mean over all: nothing when the cluster is idle, and the more the nearer it is to saturation,
-where work that a cache could have spared is what everybody waits for.
+before its queue is empty, and how many come there is seen by how many wait there. So a second of work
+is charged once for the request itself and once for each request that waits at that replica: nothing
+where nobody waits, and the more the busier the replica, where work that a cache could have spared is
+what others wait for. Long prompts thereby keep away from replicas to which many short ones come.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class Kvist:
         """See `Policy`."""
         if len(candidates) == 1:
             return candidates[0]
-        waiting = sum(candidate.load().waiting for candidate in candidates)
-        charge = 1 + waiting / len(candidates)
-        costs = [self._cost_s(candidate, charge) for candidate in candidates]
+        costs = [self._cost_s(candidate) for candidate in candidates]
         if self._settings.temperature > 0:
             return self._draw(candidates, costs)
         limit = min(costs) + self._settings.tie_s
@@ -74,7 +72,8 @@ class Kvist:
         """All that there is, peers' blocks too: what is fetched is kept, so hot blocks spread."""
         return candidate.prefix()
 
-    def _cost_s(self, candidate: Candidate, charge: float) -> float:
+    def _cost_s(self, candidate: Candidate) -> float:
+        charge = 1 + candidate.load().waiting
         cost_s = candidate.queue_s() + charge * candidate.serve_s(candidate.prefix())
         known, settings = candidate.known, self._settings
         if not known.session:

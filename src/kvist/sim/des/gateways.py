@@ -149,4 +149,5 @@ def _speeds(spec: ClusterSpec, block_tokens: int) -> Speeds:
         block_tokens,
         loading if loads else None,
         spec.engine.step_tokens if chunked else None,
+        spec.hbm_tokens(),
     )
