@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers reproduce gpu soak fuzz ci
+.PHONY: help setup demo test test-fast coverage check format docs bench bench-peers reproduce routing gpu soak fuzz ci
 
 PY := .venv/bin/python
 STAMP := .venv/.setup-stamp
@@ -54,6 +54,9 @@ bench-peers: setup  ## measure Kvist against its peers
 
 reproduce: setup  ## run Mooncake's experiments in the simulator
 	@$(PY) -m kvist.sim.reproduce
+
+routing: setup  ## judge routing and admission on public traces in the simulator
+	@$(PY) -m kvist.sim.routing
 
 gpu: setup  ## run the tests that need a GPU
 	@$(PY) -m pytest -q -m gpu

@@ -14,12 +14,12 @@ from kvist.cost.device import Hardware, device
 from kvist.cost.plan_load import Overlap
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.sim.des import cluster as des
+from kvist.sim.des.gateways import Gateways
 from kvist.sim.des.kernel import Kernel
 from kvist.sim.des.links import Link, LinkKind, Network
 from kvist.sim.des.report import End
-from kvist.sim.des.routing import shipped_admission, shipped_router
+from kvist.sim.des.routing_spec import AdmissionKind, Knows, RouterKind, RoutingSpec
 from kvist.sim.des.spec import (
-    AdmissionKind,
     ArrivalSpec,
     ClusterSpec,
     EngineSpec,
@@ -30,7 +30,6 @@ from kvist.sim.des.spec import (
     LoadPolicy,
     Prefilling,
     Role,
-    RouterKind,
     Scope,
     Slo,
     StoreSpec,
@@ -79,6 +78,10 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         st.floats(0, 10),
         st.floats(0.01, 10),
     )
+    knows = draw(st.sampled_from(Knows))
+    booked = knows is Knows.BOOKINGS
+    routing = RoutingSpec(knows, gateways=draw(st.sampled_from((1, 3))) if booked else 1)
+    admission = draw(st.sampled_from(AdmissionKind)) if booked else AdmissionKind.NONE
     return ClusterSpec(
         model=LLAMA,
         hardware=Hardware(device("h100")),
@@ -108,7 +111,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
             ssd_read_bytes_per_s=draw(st.sampled_from((1e7, 6e9))),
         ),
         router=draw(st.sampled_from(RouterKind)),
-        admission=draw(st.sampled_from(AdmissionKind)),
+        admission=admission,
+        routing=routing,
         slo=Slo(2.0, 0.1),
         arrivals=ArrivalSpec(spread=draw(st.booleans())),
         faults=tuple(draw(st.lists(fault, max_size=3))),
@@ -118,9 +122,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
 def _watched(spec: ClusterSpec, trace: Trace, seed: int) -> tuple[des.Cluster, Any]:
     """Runs with every event followed by a look at what must always hold."""
     kernel = Kernel(seed)
-    router = shipped_router(spec.router, kernel.stream("router"))
-    admission = shipped_admission(spec.admission, spec.slo)
-    run = des.Cluster(kernel, spec, trace, router, admission, None)
+    router = des.shipped_router(kernel, spec, trace.block_tokens)
+    run = des.Cluster(kernel, spec, trace, router, None)
     last_s = -1.0
     while kernel._heap:
         time_s, _, _ = kernel._heap[0]
@@ -165,6 +168,8 @@ def test_every_request_ends_once_and_nothing_is_left(
         for path in node.times.paths:
             assert node.times.queued_bytes(path) == 0
         assert all(link.flows == {} for link in node.links.values())
+    if isinstance(run._router, Gateways):
+        assert run._router.booked == 0
     assert report.links["nic_in"].moved_bytes == pytest.approx(report.links["nic_out"].moved_bytes)
 
 

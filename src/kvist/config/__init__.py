@@ -16,6 +16,7 @@ from kvist.config.preflight import (
     ssd_folder,
     ssd_folders,
 )
+from kvist.config.router_schema import RouterConfig
 from kvist.config.schema import Config, ConnectorConfig, EventsConfig, NodeConfig
 from kvist.config.shown import without_password
 from kvist.config.size import format_size, parse_size
@@ -40,6 +41,7 @@ __all__ = [
     "PeersConfig",
     "Problem",
     "RemoteConfig",
+    "RouterConfig",
     "SsdConfig",
     "StoreConfig",
     "as_mapping",

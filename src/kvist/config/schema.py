@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from kvist.config.peers_schema import PeersConfig
+from kvist.config.router_schema import RouterConfig
 from kvist.config.store_schema import (
     MIB,
     SIZE,
@@ -209,3 +210,4 @@ class Config(Section, frozen=True):
     blend: BlendConfig = msgspec.field(default_factory=BlendConfig)
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
     record: RecordConfig = msgspec.field(default_factory=RecordConfig)
+    router: RouterConfig = msgspec.field(default_factory=RouterConfig)

@@ -18,11 +18,11 @@ from kvist.sim.advise.sample import sample
 from kvist.sim.advise.traffic import USUAL_OUTPUT_TOKENS, Ideal
 from kvist.sim.des.cluster import simulate
 from kvist.sim.des.report import Report
+from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.des.spec import (
     ArrivalSpec,
     ClusterSpec,
     Role,
-    RouterKind,
     StoreSpec,
     TierSpec,
 )

@@ -11,28 +11,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
+from kvist.core.keys import Key
+from kvist.router.candidates import Prefix
+from kvist.router.choice import make_policy
+from kvist.router.policies.kvist import Settings
+from kvist.router.protocol import Ask
 from kvist.sim.des.arrivals import arrivals
 from kvist.sim.des.engine import Engine
 from kvist.sim.des.faults import planned_faults
+from kvist.sim.des.gateways import Gateways
 from kvist.sim.des.kernel import Kernel
 from kvist.sim.des.links import Flow, LinkKind, Network
 from kvist.sim.des.loading import Loader
 from kvist.sim.des.measures import Measures
 from kvist.sim.des.node import Node
 from kvist.sim.des.report import End, Refusal, Report
-from kvist.sim.des.routing import (
-    Admission,
-    Arrival,
-    NodeView,
-    Placement,
-    Prefix,
-    Router,
-    shipped_admission,
-    shipped_router,
-)
+from kvist.sim.des.routing import NodeView, Placement, Router, SeesEngines
+from kvist.sim.des.routing_spec import Knows
 from kvist.sim.des.sequence import Sequence, State
 from kvist.sim.des.spec import (
     ClusterSpec,
@@ -60,22 +58,33 @@ def simulate(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
     router: Router | None = None,
-    admission: Admission | None = None,
 ) -> Report:
     """Plays a trace against a cluster; the same arguments give an equal report.
 
     Args:
         progress: gets the number of requests that ended, every few dozen.
         router: in place of the shipped one that `cluster` names.
-        admission: likewise.
 
     Raises:
-        ConfigError: an eviction order that is unknown, or that cannot be simulated.
+        ConfigError: an eviction order that is unknown, or that cannot be simulated; a scorer that
+            cannot be loaded.
     """
     kernel = Kernel(seed)
-    chosen = router or shipped_router(cluster.router, kernel.stream("router"))
-    judge = admission or shipped_admission(cluster.admission, cluster.slo)
-    return Cluster(kernel, cluster, trace, chosen, judge, progress).run()
+    chosen = router or shipped_router(kernel, cluster, trace.block_tokens)
+    return Cluster(kernel, cluster, trace, chosen, progress).run()
+
+
+def shipped_router(kernel: Kernel, cluster: ClusterSpec, block_tokens: int) -> Router:
+    """The router that `cluster` names: a policy by itself, or gateways with their bookings.
+
+    Raises:
+        ConfigError: a scorer that cannot be loaded.
+    """
+    stream, routing = kernel.stream("router"), cluster.routing
+    if routing.knows is Knows.BOOKINGS:
+        return Gateways(cluster, block_tokens, stream)
+    name = routing.scorer or cluster.router.value
+    return SeesEngines(make_policy(name, stream, block_tokens, Settings(routing.temperature)))
 
 
 class _Sending:
@@ -94,7 +103,7 @@ class Cluster:
 
     def __init__(
         self, kernel: Kernel, spec: ClusterSpec, trace: Trace, router: Router,
-        admission: Admission, progress: Callable[[int], None] | None,
+        progress: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
         self.kernel = kernel
         self.network = Network(kernel)
@@ -107,9 +116,8 @@ class Cluster:
         self._spec = spec
         self._block_tokens = trace.block_tokens
         self._router = router
-        self._admission = admission
         self._all = [Node(e, s, spec) for e, s in zip(self.engines, self.store.nodes, strict=True)]
-        self._reach: tuple[Arrival | None, int] = (None, 0)
+        self._reach: tuple[Ask | None, int] = (None, 0)
         self._sending: dict[Sequence, _Sending] = {}
         self._down = [0] * len(spec.roles)  # losses that hold now
         self._slowed: dict[tuple[int, FaultKind], list[float]] = {}
@@ -146,17 +154,30 @@ class Cluster:
         """See `ClusterView`."""
         return [node for node in self._all if node.engine.alive]
 
-    def prefix(self, arrival: Arrival, node: NodeView) -> Prefix:
+    def prefix(self, ask: Ask, node: NodeView) -> Prefix:
         """See `ClusterView`."""
-        hbm = self.engines[node.index].memory.matched(arrival.keys)
-        own, on_ssd = self.store.held_blocks(node.index, arrival.keys, hbm)
-        far = own
-        if self._spec.store.scope is not Scope.LOCAL:
-            if self._reach[0] is not arrival:
-                self._reach = arrival, self.store.reachable_blocks(arrival.keys)
-            far = max(own, self._reach[1])
+        if self._reach[0] is not ask:
+            self._reach = ask, self._reachable(ask.keys)
+        return self._prefix(node.index, ask.keys, self._reach[1])
+
+    def match(self, keys: Seq[Key]) -> Mapping[str, Prefix]:
+        """See `ClusterView`."""
+        far, nodes = self._reachable(keys), self.nodes()
+        return {str(node.index): self._prefix(node.index, keys, far) for node in nodes}
+
+    @property
+    def now_s(self) -> float:
+        """See `ClusterView`."""
+        return self.kernel.now_s
+
+    def _reachable(self, keys: Seq[Key]) -> int:
+        return 0 if self._spec.store.scope is Scope.LOCAL else self.store.reachable_blocks(keys)
+
+    def _prefix(self, node: int, keys: Seq[Key], far: int) -> Prefix:
+        hbm = self.engines[node].memory.matched(keys)
+        own, on_ssd = self.store.held_blocks(node, keys, hbm)
         size = self._block_tokens
-        return Prefix(hbm * size, own * size, on_ssd * size, far * size)
+        return Prefix(hbm * size, own * size, on_ssd * size, max(own, far) * size)
 
     # The way of a request
 
@@ -166,17 +187,19 @@ class Cluster:
             self._end(sequence, End.REJECTED, Refusal.TOO_LONG)
             return
         usable = sequence.keys[: (sequence.prompt_tokens - 1) // self._block_tokens]
-        arrival = Arrival(usable, sequence.prompt_tokens)
-        placement = self._router.choose(arrival, self)
-        if placement is None:
-            self._end(sequence, End.FAILED, Refusal.NO_NODE)
-            return
-        if not sequence.retries:
-            refusal = self._admission.admits(arrival, placement)
-            if refusal is not None:
-                self._end(sequence, End.REJECTED, refusal)
-                return
-        self._place(sequence, placement)
+        ask = Ask(
+            request=str(sequence.number),
+            keys=usable,
+            prompt_tokens=sequence.prompt_tokens,
+            session=sequence.request.session,
+            admitted=sequence.retries > 0,
+        )
+        found = self._router.choose(ask, self)
+        if isinstance(found, Placement):
+            self._place(sequence, found)
+        else:
+            end = End.FAILED if found is Refusal.NO_NODE else End.REJECTED
+            self._end(sequence, end, found)
 
     def _place(self, sequence: Sequence, placement: Placement) -> None:
         sequence.decode_node = placement.decode
@@ -186,12 +209,20 @@ class Cluster:
 
     def _end(self, sequence: Sequence, end: End, refusal: Refusal | None = None) -> None:
         sequence.state = State.DONE
+        self._router.over(
+            str(sequence.number),
+            sequence.generated,
+            self.kernel.now_s,
+            failed=end is not End.FINISHED,
+        )
         self.measures.ended(sequence, end, self.kernel.now_s, refusal)
 
     def _again(self, sequence: Sequence) -> None:
         """A request whose node was lost."""
         if sequence.decode_node >= 0:
             self.engines[sequence.decode_node].unbind(sequence)
+        name, now_s = str(sequence.number), self.kernel.now_s
+        self._router.over(name, sequence.generated, now_s, failed=True)
         sequence.restart()
         sequence.retries += 1
         self.measures.rerouted += 1
@@ -216,6 +247,7 @@ class Cluster:
 
     def prefilled(self, sequence: Sequence) -> None:
         """See `Owner`."""
+        self._router.first_token(str(sequence.number), self.kernel.now_s)
         if sequence.generated == 1:
             self.store.save(sequence, self.loader.keys_through_dram(sequence))
 
@@ -255,9 +287,19 @@ class Cluster:
         engine = self.engines[sequence.node]
         engine.memory.release(sequence)
         engine.wake()
+        refusal = self._router.joins(str(sequence.number))
+        if refusal is not None:
+            self._refuse_late(sequence, refusal)
+            return
         if self._spec.engine.first_token is FirstToken.DECODE:
             sequence.first_token_received(self.kernel.now_s)
         self.engines[sequence.decode_node].join(sequence)
+
+    def _refuse_late(self, sequence: Sequence, refusal: Refusal) -> None:
+        """Its prompt was computed for nothing; the user gets no token."""
+        self.engines[sequence.decode_node].unbind(sequence)
+        sequence.first_token_s = math.inf
+        self._end(sequence, End.REJECTED, refusal)
 
     def _give_up(self, sequence: Sequence) -> None:
         """Drops what was sent; a prefill node that is alive gets its HBM back."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvist.core.outcome import Tier
+from kvist.router.candidates import Load, Prefix
+from kvist.router.protocol import Ask
+from kvist.router.serving import Loading, beside_decodes_s, serve_s
 from kvist.sim.des.engine import Engine
-from kvist.sim.des.routing import Prefix
 from kvist.sim.des.spec import ClusterSpec, LoadPolicy, Role
 from kvist.sim.des.store import NodeStore
 
@@ -12,14 +13,19 @@ from kvist.sim.des.store import NodeStore
 class Node:
     """An engine and its part of the store. All predictions are the cost model's."""
 
-    __slots__ = ("_loads", "_spec", "_token_bytes", "engine", "store")
+    __slots__ = ("_loading", "engine")
 
     def __init__(self, engine: Engine, store: NodeStore, spec: ClusterSpec) -> None:
         self.engine = engine
-        self.store = store
-        self._spec = spec.store
-        self._loads = spec.store.load is not LoadPolicy.NEVER
-        self._token_bytes = max(1, spec.model.token_bytes)
+        self._loading: Loading | None = None
+        if spec.store.load is not LoadPolicy.NEVER:
+            self._loading = Loading(
+                store.times,
+                max(1, spec.model.token_bytes),
+                engine.pool.block_tokens,
+                spec.store.per_load_s,
+                spec.store.per_block_s,
+            )
 
     @property
     def index(self) -> int:
@@ -38,7 +44,8 @@ class Node:
         )
         left_s = max(0.0, left_s - engine.step_elapsed_s) + engine.queued_s
         if engine.chunked and engine.batch.members and left_s:
-            left_s *= 1 + engine.batch.step_s() / engine.prefill.prefill_s(engine.step_tokens, 0)
+            chunk_s = engine.prefill.prefill_s(engine.step_tokens, 0)
+            left_s = beside_decodes_s(left_s, engine.batch.step_s(), chunk_s)
         return left_s
 
     def step_s(self, more_tokens: int) -> float:
@@ -51,21 +58,20 @@ class Node:
 
     def serve_s(self, prompt_tokens: int, prefix: Prefix) -> float:
         """See `NodeView`."""
-        prefill_s, hbm, own = self.engine.prefill.prefill_s, prefix.hbm_tokens, prefix.own_tokens
-        best_s = prefill_s(prompt_tokens - hbm, hbm)
-        if not self._loads:
-            return best_s
-        on_ssd, far = prefix.ssd_tokens, prefix.reachable_tokens
-        load_s = self._spec.per_load_s
-        load_s += self._move_s(own - hbm - on_ssd, Tier.DRAM) + self._move_s(on_ssd, Tier.SSD)
-        if own > hbm:
-            best_s = min(best_s, load_s + prefill_s(prompt_tokens - own, own))
-        if far > own:
-            load_s += self._move_s(far - own, Tier.REMOTE)
-            best_s = min(best_s, load_s + prefill_s(prompt_tokens - far, far))
-        return best_s
+        return serve_s(prompt_tokens, prefix, self.engine.prefill, self._loading)
 
-    def _move_s(self, tokens: int, tier: Tier) -> float:
-        blocks = tokens // self.engine.pool.block_tokens
-        moving_s = self.store.times.transfer_s(tokens * self._token_bytes, tier.value)
-        return moving_s + blocks * self._spec.per_block_s
+    def load(self, ask: Ask) -> Load:
+        """See `NodeView`. Blocks are those that HBM holds for requests."""
+        engine = self.engine
+        waiting = [*engine.waiting, *engine.prefilling]
+        pool = engine.pool
+        held = (pool.capacity_tokens - pool.spare_tokens) // pool.block_tokens
+        matched = engine.memory.matched(ask.keys)
+        running = len(engine.joining) + len(engine.batch) + len(engine.bound)
+        return Load(
+            requests=len(waiting) + running,
+            waiting=len(waiting),
+            prefill_tokens=sum(s.prompt_tokens - s.computed_tokens for s in waiting),
+            blocks=held,
+            new_blocks=len(ask.keys) - matched,
+        )

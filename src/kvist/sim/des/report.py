@@ -25,6 +25,7 @@ class Refusal(Enum):
 
     TTFT = "ttft"  # predicted to miss the SLO
     TBT = "tbt"
+    TBT_LATE = "tbt_late"  # said when the prompt had been computed
     NO_NODE = "no_node"  # none is alive
     TOO_LONG = "too_long"  # larger than a node's HBM
     LOST = "lost"  # its nodes were lost too often

@@ -1,38 +1,26 @@
-"""Which nodes serve a request, and whether at all: the slots, and what is shipped for them.
+"""Which nodes serve a request, and whether at all: the slot, and policies that see the engines.
 
-A router sees the cluster through `ClusterView` and answers with a `Placement`; an admission judges
-that. Both decide at once and change nothing.
+A router sees the cluster through `ClusterView` and answers with a `Placement` or a `Refusal`. All
+policies are those of `kvist.router`. `SeesEngines` lets one decide by the true state of every
+engine; `gateways.py` runs the whole production router on its own bookings.
 """
 
 from __future__ import annotations
 
-import random
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvist.core.keys import Key
+from kvist.router.candidates import Known, Load, Prefix
+from kvist.router.choice import select
+from kvist.router.policies.protocol import Policy
+from kvist.router.protocol import Ask
 from kvist.sim.des.report import Refusal
-from kvist.sim.des.spec import AdmissionKind, Role, RouterKind, Slo
+from kvist.sim.des.spec import Role
 
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What a router knows of a request. `keys` are of the blocks that could spare computing."""
-
-    keys: tuple[Key, ...]
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """Leading tokens of a prompt that a node need not compute, by how it would get them."""
-
-    hbm_tokens: int
-    own_tokens: int  # in HBM or in tiers of the node
-    ssd_tokens: int  # of these, on its SSD
-    reachable_tokens: int  # also from peers
+ROLES = {Role.MIXED: "both", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
 class NodeView(Protocol):
@@ -60,6 +48,10 @@ class NodeView(Protocol):
         """Predicted seconds of load and prefill: the least of computing, loading and fetching."""
         ...
 
+    def load(self, ask: Ask) -> Load:
+        """What it works on."""
+        ...
+
 
 class ClusterView(Protocol):
     """The cluster as a router sees it."""
@@ -68,8 +60,17 @@ class ClusterView(Protocol):
         """Nodes that are alive."""
         ...
 
-    def prefix(self, arrival: Arrival, node: NodeView) -> Prefix:
+    def prefix(self, ask: Ask, node: NodeView) -> Prefix:
         """What a node would not have to compute."""
+        ...
+
+    def match(self, keys: Seq[Key]) -> Mapping[str, Prefix]:
+        """The same of every node that is alive, by its number as text."""
+        ...
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time."""
         ...
 
 
@@ -80,138 +81,92 @@ class Placement:
     prefill: int
     decode: int  # the same node where one does both
     serve_s: float  # load and prefill, without the queue
-    ttft_s: float
-    tbt_s: float
 
 
 class Router(Protocol):
-    """Chooses nodes."""
+    """Chooses nodes; is told what became of it. Requests are named by `Ask.request`."""
 
-    def choose(self, arrival: Arrival, cluster: ClusterView) -> Placement | None:
-        """The nodes for a request; None where none is alive that could serve it."""
+    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal:
+        """The nodes for a request, or why it is not served."""
+        ...
+
+    def joins(self, request: str) -> Refusal | None:
+        """Asked when a request's KV is at its decode node: None to go on."""
+        ...
+
+    def first_token(self, request: str, now_s: float) -> None:
+        """Its prompt was computed."""
+        ...
+
+    def over(self, request: str, tokens: int, now_s: float, *, failed: bool) -> None:
+        """It ended after so many tokens of output, or lost its node (`failed`)."""
         ...
 
 
-class Admission(Protocol):
-    """Says whether a request is served at all."""
+class Forgetful:
+    """A router that keeps no books: base for those that only choose."""
 
-    def admits(self, arrival: Arrival, placement: Placement) -> Refusal | None:
-        """None to serve it, else why not."""
-        ...
-
-
-class TakeAll:
-    """Refuses nothing: the null admission."""
-
-    def admits(self, arrival: Arrival, placement: Placement) -> Refusal | None:
-        """None."""
+    def joins(self, request: str) -> Refusal | None:
+        """Goes on."""
         return None
 
+    def first_token(self, request: str, now_s: float) -> None:
+        """Nothing."""
 
-class WithinSlo:
-    """Refuses a request that is predicted to miss its SLO (Mooncake's Algorithm 1)."""
-
-    def __init__(self, slo: Slo) -> None:
-        self._slo = slo
-
-    def admits(self, arrival: Arrival, placement: Placement) -> Refusal | None:
-        """The first part of the SLO that is predicted to break."""
-        if placement.ttft_s > self._slo.ttft_s:
-            return Refusal.TTFT
-        return Refusal.TBT if placement.tbt_s > self._slo.tbt_s else None
+    def over(self, request: str, tokens: int, now_s: float, *, failed: bool) -> None:
+        """Nothing."""
 
 
-class _Ranked(ABC):
-    """Picks the prefill node of the least rank, then the decode node of the shortest step."""
+class SeesEngines(Forgetful):
+    """A policy that knows every engine's true state; refuses nothing."""
 
-    def choose(self, arrival: Arrival, cluster: ClusterView) -> Placement | None:
-        """The node of the least rank, the first of equals."""
-        nodes = cluster.nodes()
-        prefills = [node for node in nodes if node.role is not Role.DECODE]
-        decodes = [node for node in nodes if node.role is not Role.PREFILL]
-        if not prefills or not decodes:
-            return None
-        node = min(prefills, key=lambda n: (self.rank(arrival, n, cluster), n.index))
-        serve_s = node.serve_s(arrival.prompt_tokens, self.prefix(arrival, node, cluster))
-        decode = node if node.role is Role.MIXED else self.decode(arrival, decodes)
-        return Placement(
-            prefill=node.index,
-            decode=decode.index,
-            serve_s=serve_s,
-            ttft_s=node.queue_s() + serve_s,
-            tbt_s=decode.step_s(arrival.prompt_tokens),
-        )
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
 
-    @abstractmethod
-    def rank(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> tuple[float, ...]:
-        """Least is best."""
-
-    def prefix(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> Prefix:
-        """What the prediction counts on."""
-        return cluster.prefix(arrival, node)
-
-    def decode(self, arrival: Arrival, nodes: Seq[NodeView]) -> NodeView:
-        """The decode node of a disaggregated request."""
-        return min(nodes, key=lambda n: (n.step_s(arrival.prompt_tokens), n.index))
+    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal:
+        """See `Router`."""
+        selected = select(self._policy, ask, [_Seen(n, ask, cluster) for n in cluster.nodes()])
+        if selected is None:
+            return Refusal.NO_NODE
+        return Placement(int(selected.prefill.name), int(selected.decode.name), selected.serve_s)
 
 
-class RandomRouter(_Ranked):
-    """Any node, by seed."""
+class _Seen:
+    """A node for one request: `kvist.router.candidates.Candidate`."""
 
-    def __init__(self, stream: random.Random) -> None:
-        self._stream = stream
+    __slots__ = ("_ask", "_cluster", "_node", "_prefix")
 
-    def rank(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> tuple[float, ...]:
-        """A draw."""
-        return (self._stream.random(),)
+    def __init__(self, node: NodeView, ask: Ask, cluster: ClusterView) -> None:
+        self._node = node
+        self._ask = ask
+        self._cluster = cluster
+        self._prefix: Prefix | None = None
 
-    def decode(self, arrival: Arrival, nodes: Seq[NodeView]) -> NodeView:
-        """Any."""
-        return self._stream.choice(nodes)
+    @property
+    def name(self) -> str:
+        return str(self._node.index)
 
+    @property
+    def role(self) -> str:
+        return ROLES[self._node.role]
 
-class LeastLoaded(_Ranked):
-    """The shortest predicted queue of prefill; of equal ones the shortest decode step."""
+    @property
+    def known(self) -> Known:
+        return Known(session=not self._ask.session)
 
-    def rank(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> tuple[float, ...]:
-        """Queue, then step."""
-        return node.queue_s(), node.step_s(arrival.prompt_tokens)
+    def queue_s(self) -> float:
+        return self._node.queue_s()
 
+    def step_s(self) -> float:
+        return self._node.step_s(self._ask.prompt_tokens)
 
-class CacheAware(_Ranked):
-    """The least predicted TTFT: queue, and the least of recomputing, loading and fetching.
+    def prefix(self) -> Prefix:
+        if self._prefix is None:
+            self._prefix = self._cluster.prefix(self._ask, self._node)
+        return self._prefix
 
-    Source: Mooncake (FAST'25), Algorithm 1; it fetches above a threshold of lengths, this where
-    fetching is predicted to be faster. With `peers` off it counts on a node's own blocks only.
-    """
+    def serve_s(self, prefix: Prefix) -> float:
+        return self._node.serve_s(self._ask.prompt_tokens, prefix)
 
-    def __init__(self, *, peers: bool) -> None:
-        self._peers = peers
-
-    def rank(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> tuple[float, ...]:
-        """Predicted TTFT, then the decode step."""
-        prefix = self.prefix(arrival, node, cluster)
-        serve_s = node.serve_s(arrival.prompt_tokens, prefix)
-        return node.queue_s() + serve_s, node.step_s(arrival.prompt_tokens)
-
-    def prefix(self, arrival: Arrival, node: NodeView, cluster: ClusterView) -> Prefix:
-        """With peers, or without."""
-        found = cluster.prefix(arrival, node)
-        if self._peers:
-            return found
-        own = found.own_tokens
-        return Prefix(found.hbm_tokens, own, found.ssd_tokens, own)
-
-
-def shipped_router(kind: RouterKind, stream: random.Random) -> Router:
-    """The router of a kind; `stream` is for the one that draws."""
-    if kind is RouterKind.RANDOM:
-        return RandomRouter(stream)
-    if kind is RouterKind.LEAST_LOADED:
-        return LeastLoaded()
-    return CacheAware(peers=kind is RouterKind.CACHE_AWARE)
-
-
-def shipped_admission(kind: AdmissionKind, slo: Slo) -> Admission:
-    """The admission of a kind."""
-    return WithinSlo(slo) if kind is AdmissionKind.SLO else TakeAll()
+    def load(self) -> Load:
+        return self._node.load(self._ask)

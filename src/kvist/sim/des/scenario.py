@@ -25,8 +25,8 @@ from kvist.cost.device import Hardware, device
 from kvist.cost.model import ModelShape, shape_from_config
 from kvist.sim.des.cluster import simulate
 from kvist.sim.des.report import Report
+from kvist.sim.des.routing_spec import AdmissionKind, RouterKind, RoutingSpec
 from kvist.sim.des.spec import (
-    AdmissionKind,
     ArrivalSpec,
     ClusterSpec,
     EngineSpec,
@@ -34,7 +34,6 @@ from kvist.sim.des.spec import (
     LinkSpec,
     RandomFaults,
     Role,
-    RouterKind,
     Slo,
     StoreSpec,
 )
@@ -117,6 +116,7 @@ class Scenario:
     links: LinkSpec = field(default_factory=LinkSpec)
     router: RouterKind = RouterKind.LEAST_LOADED
     admission: AdmissionKind = AdmissionKind.NONE
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
     slo: Slo = field(default_factory=Slo)
     arrivals: ArrivalSpec = field(default_factory=ArrivalSpec)
     faults: tuple[Fault, ...] = ()
@@ -141,6 +141,7 @@ class Scenario:
             links=self.links,
             router=self.router,
             admission=self.admission,
+            routing=self.routing,
             slo=self.slo,
             arrivals=self.arrivals,
             faults=self.faults,

@@ -17,6 +17,7 @@ from kvist.cost.model import ModelShape
 from kvist.cost.plan_load import Overlap
 from kvist.cost.prefill import PrefillCoefficients
 from kvist.cost.seed import decode_seed, prefill_seed
+from kvist.sim.des.routing_spec import AdmissionKind, RouterKind, RoutingSpec
 
 _HBM_RATIO = 0.9  # what engines take of HBM
 
@@ -76,22 +77,6 @@ class LoadPolicy(Enum):
     PLANNED = "planned"
     ALWAYS = "always"
     NEVER = "never"
-
-
-class RouterKind(Enum):
-    """The shipped routers. `cache-aware` also weighs what peers hold; `-local` does not."""
-
-    RANDOM = "random"
-    LEAST_LOADED = "least-loaded"
-    CACHE_AWARE_LOCAL = "cache-aware-local"
-    CACHE_AWARE = "cache-aware"
-
-
-class AdmissionKind(Enum):
-    """`none` takes every request; `slo` refuses one whose predicted TTFT or TBT breaks the SLO."""
-
-    NONE = "none"
-    SLO = "slo"
 
 
 class FaultKind(Enum):
@@ -331,12 +316,14 @@ class ClusterSpec:
     links: LinkSpec = field(default_factory=LinkSpec)
     router: RouterKind = RouterKind.LEAST_LOADED
     admission: AdmissionKind = AdmissionKind.NONE
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
     slo: Slo = field(default_factory=Slo)
     arrivals: ArrivalSpec = field(default_factory=ArrivalSpec)
     faults: tuple[Fault, ...] = ()
     random_faults: RandomFaults = field(default_factory=RandomFaults)
 
     def __post_init__(self) -> None:
+        self.routing.check(self.admission)
         kinds = set(self.roles)
         if not kinds & {Role.MIXED, Role.PREFILL} or not kinds & {Role.MIXED, Role.DECODE}:
             raise ConfigError(

@@ -40,6 +40,17 @@ class Source:
 _Entered = list[tuple[Tier, list[Key]]]  # blocks on their way into a pool
 
 
+def path_seeds(spec: ClusterSpec) -> dict[str, PathSpeed]:
+    """What a node believes of the way from each tier before it has loaded anything."""
+    host, links = spec.host_bytes_per_s(), spec.links
+    disk = min(host, links.ssd_read_bytes_per_s)
+    return {
+        Tier.DRAM.value: PathSpeed(links.host_latency_s, host),
+        Tier.SSD.value: PathSpeed(links.ssd_latency_s + links.host_latency_s, disk),
+        Tier.REMOTE.value: PathSpeed(links.nic_latency_s, spec.nic_bytes_per_s()),
+    }
+
+
 class NodeStore:
     """What of the store is one node's: links, pools (its own or the cluster's), and speeds."""
 
@@ -58,14 +69,7 @@ class NodeStore:
         }
         self.index = index
         self.links = {kind: Link(kind, index, *speed) for kind, speed in speeds.items()}
-        disk = min(host, links.ssd_read_bytes_per_s)
-        self.times = TransferTimes(
-            {
-                Tier.DRAM.value: PathSpeed(links.host_latency_s, host),
-                Tier.SSD.value: PathSpeed(links.ssd_latency_s + links.host_latency_s, disk),
-                Tier.REMOTE.value: PathSpeed(links.nic_latency_s, nic),
-            }
-        )
+        self.times = TransferTimes(path_seeds(spec))
         self.dram: TierPool | None = None
         self.ssd: TierPool | None = None
         self.open_writes = 0

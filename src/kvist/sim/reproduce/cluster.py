@@ -22,6 +22,7 @@ from kvist.cost.seed import prefill_seed
 from kvist.sim.des import spec
 from kvist.sim.des.cluster import simulate
 from kvist.sim.des.report import Report
+from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.reproduce import published
 from kvist.sim.traces import Trace
 
@@ -64,7 +65,7 @@ class ClusterRun:
     prefill_nodes: int = published.NODES // 2
     decode_nodes: int = published.NODES // 2
     scope: spec.Scope = spec.Scope.GLOBAL
-    router: spec.RouterKind = spec.RouterKind.CACHE_AWARE
+    router: RouterKind = RouterKind.CACHE_AWARE
     efficiency: float = EFFICIENCY
     nic_bytes_per_s: float = NIC_BYTES_PER_S
     rate: float = 1.0
@@ -118,7 +119,7 @@ def cluster_spec(run: ClusterRun) -> spec.ClusterSpec:
         ),
         store=store,
         links=spec.LinkSpec(nic_bytes_per_s=run.nic_bytes_per_s),
-        router=run.router if mooncake else spec.RouterKind.LEAST_LOADED,
+        router=run.router if mooncake else RouterKind.LEAST_LOADED,
         slo=spec.Slo(published.TTFT_LIMIT_S, published.TBT_LIMITS_S[0]),
         arrivals=spec.ArrivalSpec(spread=True, rate_scale=run.rate),
     )

@@ -13,6 +13,8 @@ class Unit(enum.Enum):
     SHARE = "share"  # 41 %
     GAIN = "gain"  # +157 %
     SECONDS = "seconds"
+    RATE = "rate"  # 3.214 /s
+    COUNT = "count"
 
 
 class Verdict(enum.Enum):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvist.sim.des.spec import RouterKind, Scope
+from kvist.sim.des.routing_spec import RouterKind
+from kvist.sim.des.spec import Scope
 from kvist.sim.reproduce import published
 from kvist.sim.reproduce.cluster import ClusterRun, System
 from kvist.sim.reproduce.experiment import Experiment, Results

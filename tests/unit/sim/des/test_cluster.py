@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 import pytest
 from small_cluster import PREFILL, cluster, engine, request, store, trace
 
+from kvist.core.errors import ConfigError
+from kvist.router.protocol import Ask
 from kvist.sim.des.cluster import MAX_RETRIES, simulate
 from kvist.sim.des.report import End, Report
-from kvist.sim.des.routing import Arrival, ClusterView, Placement
+from kvist.sim.des.routing import ClusterView, Forgetful, Placement
+from kvist.sim.des.routing_spec import AdmissionKind, Knows, RouterKind, RoutingSpec
 from kvist.sim.des.spec import (
-    AdmissionKind,
     ClusterSpec,
     Fault,
     FaultKind,
     LinkSpec,
     RandomFaults,
     Role,
-    RouterKind,
     Scope,
     Slo,
 )
@@ -39,24 +41,35 @@ def _sessions(count: int = 240, sessions: int = 12, rate: float = 4.0) -> Trace:
     return trace(*requests)
 
 
-def _mean_ttft(router: RouterKind) -> float:
+def _mean_ttft(router: RouterKind, knows: Knows) -> float:
     spec = cluster(
-        4, router=router, store=store(dram_blocks=4000), engine=engine(hbm_tokens=30_000)
+        4,
+        router=router,
+        routing=RoutingSpec(knows),
+        store=store(dram_blocks=4000),
+        engine=engine(hbm_tokens=30_000),
     )
     return simulate(spec, _sessions()).ttft_s.mean
 
 
-def test_better_routers_give_shorter_ttft() -> None:
-    means = {router: _mean_ttft(router) for router in RouterKind}
+@pytest.mark.parametrize("knows", Knows)
+def test_better_routers_give_shorter_ttft(knows: Knows) -> None:
+    means = {router: _mean_ttft(router, knows) for router in RouterKind}
     assert means[RouterKind.RANDOM] > means[RouterKind.LEAST_LOADED]
     assert means[RouterKind.LEAST_LOADED] > means[RouterKind.CACHE_AWARE_LOCAL]
     assert means[RouterKind.CACHE_AWARE] <= means[RouterKind.CACHE_AWARE_LOCAL] * 1.05
+    assert means[RouterKind.KVIST] < means[RouterKind.ROUND_ROBIN]
+    assert means[RouterKind.KVIST] < means[RouterKind.POWER_OF_TWO]
 
 
-def test_admission_keeps_what_is_served_within_the_slo() -> None:
+JUDGING = [kind for kind in AdmissionKind if kind is not AdmissionKind.NONE]
+
+
+@pytest.mark.parametrize("kind", JUDGING)
+def test_admission_keeps_what_is_served_within_the_slo(kind: AdmissionKind) -> None:
     slo = Slo(ttft_s=1.0, tbt_s=1.0)
     over = _sessions(rate=20.0)
-    served = cluster(slo=slo, admission=AdmissionKind.SLO)
+    served = cluster(slo=slo, admission=kind, routing=RoutingSpec(Knows.BOOKINGS))
     admitted, everything = (
         simulate(spec, over) for spec in (served, dataclasses.replace(
             served, admission=AdmissionKind.NONE))
@@ -65,27 +78,50 @@ def test_admission_keeps_what_is_served_within_the_slo() -> None:
     assert admitted.refusals == {"ttft": admitted.rejected}
     assert admitted.goodput_rps > everything.goodput_rps
     assert everything.rejected == 0
-    tight = dataclasses.replace(served, slo=Slo(ttft_s=1.0, tbt_s=0.001))
-    assert simulate(tight, over).refusals["tbt"] > 200
 
 
-def test_another_router_and_admission_fit_the_same_slots() -> None:
-    class Last:
-        def choose(self, arrival: Arrival, view: ClusterView) -> Placement | None:
-            node = view.nodes()[-1]
-            return Placement(node.index, node.index, 0.0, 0.0, 0.0)
+@pytest.mark.parametrize("kind", [AdmissionKind.EARLY, AdmissionKind.PREDICTIVE])
+def test_a_decode_that_cannot_keep_pace_refuses_at_the_door(kind: AdmissionKind) -> None:
+    slo = Slo(ttft_s=100.0, tbt_s=0.001)
+    spec = cluster(slo=slo, admission=kind, routing=RoutingSpec(Knows.BOOKINGS))
+    report = simulate(spec, _sessions())
+    assert set(report.refusals) == {"tbt"}  # but for those that come when it is idle
+    assert report.rejected > 120
 
-    class Odd:
+
+def test_baseline_refuses_only_what_was_computed_already() -> None:
+    slo = Slo(ttft_s=100.0, tbt_s=0.001)
+    spec = cluster(4, roles=PD, slo=slo, admission=AdmissionKind.BASELINE,
+                   routing=RoutingSpec(Knows.BOOKINGS))  # fmt: skip
+    report = simulate(spec, _sessions())
+    assert set(report.refusals) == {"tbt_late"}
+    assert report.rejected > 60
+    computed = [s for s in report.served if s.refusal]
+    assert all(s.end_s > s.arrival_s + PREFILL.prefill_s(100, 0) for s in computed)
+    assert all(s.ttft_s == math.inf for s in computed)
+
+
+def test_admission_without_bookings_is_refused_by_its_path() -> None:
+    with pytest.raises(ConfigError, match=r"\$\.admission: .*routing\.knows: bookings"):
+        cluster(admission=AdmissionKind.EARLY)
+
+
+def test_another_router_fits_the_same_slot() -> None:
+    class Last(Forgetful):
         def __init__(self) -> None:
-            self.seen = 0
+            self.ended = 0
 
-        def admits(self, arrival: Arrival, placement: Placement) -> None:
-            assert placement.prefill == 2
-            self.seen += 1
+        def choose(self, ask: Ask, view: ClusterView) -> Placement:
+            node = view.nodes()[-1]
+            return Placement(node.index, node.index, 0.0)
 
-    odd = Odd()
-    report = simulate(cluster(3), _sessions(30), router=Last(), admission=odd)
-    assert odd.seen == report.finished == 30
+        def over(self, request: str, tokens: int, now_s: float, *, failed: bool) -> None:
+            assert tokens == 30
+            self.ended += 1
+
+    last = Last()
+    report = simulate(cluster(3), _sessions(30), router=last)
+    assert last.ended == report.finished == 30
 
 
 def _with(faults: tuple[Fault, ...], **changes: object) -> Report:

@@ -10,8 +10,9 @@ import pytest
 
 from kvist.core.errors import ConfigError
 from kvist.cost.plan_load import Overlap
+from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.des.scenario import load_scenario
-from kvist.sim.des.spec import FaultKind, LoadPolicy, Prefilling, Role, RouterKind, Scope
+from kvist.sim.des.spec import FaultKind, LoadPolicy, Prefilling, Role, Scope
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 LEAST = """

@@ -11,6 +11,7 @@ from kvist.core.errors import ConfigError
 from kvist.cost.plan_load import Overlap, Reason
 from kvist.sim.des.cluster import simulate
 from kvist.sim.des.report import Report
+from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.des.spec import (
     ClusterSpec,
     Fault,
@@ -18,7 +19,6 @@ from kvist.sim.des.spec import (
     LinkSpec,
     LoadPolicy,
     Role,
-    RouterKind,
     Scope,
     StoreSpec,
 )

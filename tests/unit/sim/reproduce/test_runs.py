@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvist.sim.des.cluster import simulate
-from kvist.sim.des.spec import FirstToken, LinkSpec, Prefilling, Role, RouterKind, Scope, Slo
+from kvist.sim.des.routing_spec import RouterKind
+from kvist.sim.des.spec import FirstToken, LinkSpec, Prefilling, Role, Scope, Slo
 from kvist.sim.formats import read_trace
 from kvist.sim.reproduce import published
 from kvist.sim.reproduce.cluster import (

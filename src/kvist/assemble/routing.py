@@ -1,0 +1,58 @@
+"""A router and a queue from the configuration."""
+
+from __future__ import annotations
+
+import random
+
+from kvist.config import RouterConfig
+from kvist.cost.decode import DecodeCoefficients, DecodeTimes
+from kvist.cost.prefill import PrefillCoefficients, PrefillTimes
+from kvist.router.admission import Limits, Rule
+from kvist.router.candidates import Prefixes
+from kvist.router.conductor import KvistRouter, Setting
+from kvist.router.fairness import FairQueue
+from kvist.router.policies.kvist import Settings
+from kvist.router.replicas import Speeds
+
+# What a seed says of the parts that nobody knows before they were measured: a pass of no tokens
+# costs as much as so many tokens, and a sequence and a token of context this share of a step.
+_PASS_TOKENS = 100
+_SEQUENCE_RATIO, _CONTEXT_TOKEN_RATIO = 5e-3, 5e-6
+
+
+def router_of(
+    config: RouterConfig, block_tokens: int, prefixes: Prefixes, stream: random.Random
+) -> KvistRouter:
+    """The router of a gateway; it learns speeds from the believed ones on.
+
+    Args:
+        block_tokens: of the keys that requests will carry.
+        prefixes: who holds what.
+
+    Raises:
+        ConfigError: an unknown policy, or a scorer that cannot be loaded.
+    """
+    token_s, step_s = 1 / config.prefill_tokens_per_s, config.decode_step_s
+    prefill = PrefillCoefficients(_PASS_TOKENS * token_s, token_s, 0.0)
+    decode = DecodeCoefficients(step_s, _SEQUENCE_RATIO * step_s, _CONTEXT_TOKEN_RATIO * step_s)
+    setting = Setting(
+        policy=config.policy,
+        kvist=Settings(config.temperature, session_s=config.session_s, lora_s=config.lora_s),
+        admission=Rule(config.admission),
+        limits=Limits(config.ttft_s, config.tbt_s),
+    )
+    speeds = Speeds(
+        PrefillTimes(prefill),
+        DecodeTimes(decode),
+        block_tokens,
+        kv_tokens=config.kv_tokens or None,
+    )
+    return KvistRouter(setting, speeds, prefixes, stream)
+
+
+def queue_of(config: RouterConfig) -> FairQueue:
+    """Where a gateway's requests wait."""
+    weights = config.tenant_weight if isinstance(config.tenant_weight, dict) else {}
+    return FairQueue(
+        capacity=config.waiting, tenant_capacity=config.tenant_waiting, weights=weights
+    )

@@ -1,0 +1,103 @@
+"""Whether a request is served at all, judged at the door and again before it decodes.
+
+Three rules of one shape: the load of prefill is the predicted TTFT over its limit, that of decode
+the predicted step over its limit, and a request is refused where one is above 1. They differ in
+when decode is looked at.
+
+* `baseline`: only when the prompt was computed and its KV is to join a decode replica. What is
+  refused then was computed for nothing.
+* `early`: also at the door, as decode is now. Between the door and the decode lies a prefill, so
+  decode looks idle while much is on its way, everything is let in, then nothing: prefill and decode
+  swing in opposite phase.
+* `predictive`: at the door, as decode will be when the request comes there.
+
+What an idle replica cannot do within a limit is served all the same: asking again would not help.
+
+Source: Mooncake (arXiv 2407.00079), section 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvist.router.decode_load import is_idle, step_at_s, step_now_s
+from kvist.router.lengths import Groups
+from kvist.router.protocol import Ask, Refused
+from kvist.router.replicas import Replica
+
+_SPARED_RATIO = 0.8  # of each limit, for requests of low priority
+_OVERDRAWN_RATIO = 1.5  # for those of high priority
+_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
+
+
+class Rule(Enum):
+    """When decode load is looked at; `none` refuses nothing but what misses its own deadline."""
+
+    NONE = "none"
+    BASELINE = "baseline"
+    EARLY = "early"
+    PREDICTIVE = "predictive"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is promised: seconds to the first token, seconds of a decode step."""
+
+    ttft_s: float
+    tbt_s: float
+
+
+class Admission:
+    """One rule with its limits."""
+
+    def __init__(self, rule: Rule, limits: Limits, decode_times: Groups) -> None:
+        """`decode_times` are seconds from first token to end; whoever sees ends adds to them."""
+        self.rule = rule
+        self._limits = limits
+        self._times = decode_times
+
+    def at_door(
+        self, ask: Ask, queue_s: float, serve_s: float, decode: Replica, now_s: float
+    ) -> Refused | None:
+        """Judges a request by its predicted TTFT and the replica on which it would decode."""
+        ttft_s = queue_s + serve_s
+        if ask.deadline_s is not None and now_s + ttft_s > ask.deadline_s:
+            return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
+        if self.rule is Rule.NONE or ask.admitted or ask.exclude:
+            return None
+        share, limits = share_of_limits(ask.priority), self._limits
+        if queue_s and ttft_s > share * limits.ttft_s:
+            return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
+        if self.rule is Rule.BASELINE or is_idle(decode):
+            return None
+        tokens = ask.prompt_tokens
+        if self.rule is Rule.EARLY:
+            step_s = step_now_s(decode, 1, tokens)
+        else:
+            step_s = step_at_s(decode, tokens, now_s + ttft_s, now_s)
+        return self._too_slow(ask, step_s, share)
+
+    def before_decode(self, ask: Ask, replica: Replica) -> Refused | None:
+        """Judges a request whose prompt was computed, and which decodes on `replica` from now."""
+        if self.rule is Rule.NONE or replica.contexts.live <= 1:
+            return None
+        if ask.admitted or ask.exclude:
+            return None
+        return self._too_slow(ask, step_now_s(replica), share_of_limits(ask.priority))
+
+    def _too_slow(self, ask: Ask, step_s: float, share: float) -> Refused | None:
+        if step_s <= share * self._limits.tbt_s:
+            return None
+        return Refused("tbt", _bounded_s(self._times.of(ask.tenant, ask.endpoint).quantile(0.5)))
+
+
+def share_of_limits(priority: int) -> float:
+    """The share of each limit up to which requests of a priority are served."""
+    if priority < 0:
+        return _SPARED_RATIO
+    return _OVERDRAWN_RATIO if priority > 0 else 1.0
+
+
+def _bounded_s(seconds: float) -> float:
+    return min(_MOST_RETRY_S, max(_LEAST_RETRY_S, seconds))

@@ -1,0 +1,284 @@
+"""The router of a gateway: chooses, books, learns, and tells other gateways.
+
+Theory of operation. `choose` makes a view of every open replica, lets the policy pick, asks
+admission, and books, all under one lock: the next request sees what this one added. A booking ends
+its prefill at the first token and goes at `finish`, whichever order they come in, and calls for a
+booking that is gone are ignored. Ends teach how long decodes last and how long outputs are; how
+fast a replica is, `learning` tells from when tokens come.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvist.core.keys import Key
+from kvist.cost.decode import DecodeTimes
+from kvist.cost.prefill import PrefillTimes
+from kvist.router.admission import Admission, Limits, Rule
+from kvist.router.bookings import Work
+from kvist.router.candidates import NOTHING, Prefix, Prefixes
+from kvist.router.choice import Selected, make_policy, select
+from kvist.router.exchange import LoadReport, OtherGateways
+from kvist.router.learning import Stretch
+from kvist.router.lengths import Groups
+from kvist.router.policies.kvist import DEFAULTS, Settings
+from kvist.router.protocol import Ask, Choice, Refused
+from kvist.router.replicas import Replica, Speeds, View
+from kvist.router.sessions import Sessions
+
+_NO_REPLICA_RETRY_S = 5.0
+_LEAST_DECODE_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What of a router can be set; see `config.RouterConfig`."""
+
+    policy: str = "kvist"
+    kvist: Settings = DEFAULTS
+    admission: Rule = Rule.NONE
+    limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
+
+
+@dataclass(slots=True)
+class _Booking:
+    ask: Ask
+    prefill: Replica
+    decode: Replica
+    work: Work
+    tokens: int = 0  # of output
+    stretch: Stretch | None = None  # once the first token is there
+
+    @property
+    def computed(self) -> bool:
+        return self.stretch is not None
+
+
+class KvistRouter:
+    """See `protocol.Router`. Thread-safe: one lock around every call."""
+
+    def __init__(
+        self, setting: Setting, speeds: Speeds, prefixes: Prefixes, stream: random.Random
+    ) -> None:
+        """
+        Args:
+            speeds: what a new replica is believed to do; each learns from there on by itself.
+            prefixes: who holds what.
+            stream: for draws.
+
+        Raises:
+            ConfigError: an unknown policy.
+        """
+        self.output_lengths = Groups()
+        self._speeds = speeds
+        self._prefixes = prefixes
+        self._policy_name = setting.policy
+        self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
+        self._decode_times = Groups(_LEAST_DECODE_S)
+        self._admission = Admission(setting.admission, setting.limits, self._decode_times)
+        self._others = OtherGateways(stream)
+        self._sessions = Sessions()
+        self._replicas: dict[str, Replica] = {}
+        self._bookings: dict[int, _Booking] = {}
+        self._last = 0  # booking
+        self._reports = 0
+        self._booked_s = 0.0
+        self._lock = threading.Lock()
+
+    # Requests
+
+    def choose(self, ask: Ask, now_s: float) -> Choice | Refused:
+        """See `Router`."""
+        with self._lock:
+            keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
+            selected = select(self._policy, ask, self._views(ask, keys, now_s))
+            if selected is None:
+                return Refused("no-replica", _NO_REPLICA_RETRY_S)
+            decode = self._replicas[selected.decode.name]
+            refused = self._admission.at_door(
+                ask, selected.queue_s, selected.serve_s, decode, now_s
+            )
+            return refused or self._book(ask, selected, now_s)
+
+    def has_room(self, now_s: float, most_queue_s: float) -> bool:
+        """Whether a replica that computes prompts has at most so much queued.
+
+        A gateway lets requests wait in a `FairQueue` while there is none: what waits at a replica
+        can no longer be put in order.
+        """
+        with self._lock:
+            count = len(self._replicas)
+            return any(
+                r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= most_queue_s
+                for r in self._replicas.values()
+                if r.open and r.role != "decode"
+            )
+
+    def joins(self, booking: int) -> Refused | None:
+        """Judges a disaggregated request again, after its first token; it stays booked."""
+        with self._lock:
+            found = self._bookings.get(booking)
+            if found is None or found.prefill is found.decode:
+                return None
+            return self._admission.before_decode(found.ask, found.decode)
+
+    def first_token(self, booking: int, now_s: float) -> None:
+        """See `Router`."""
+        with self._lock:
+            found = self._bookings.get(booking)
+            if found is None or found.computed:
+                return
+            self._close_prefill(booking, found, now_s, done=True)
+            contexts = found.decode.contexts
+            contexts.begin(booking, now_s)
+            found.stretch = Stretch(now_s, 1, contexts.changes)
+
+    def progress(self, booking: int, tokens: int, now_s: float) -> None:
+        """See `Router`."""
+        with self._lock:
+            found = self._bookings.get(booking)
+            if found is None or tokens <= found.tokens:
+                return
+            decode = found.decode
+            if found.stretch is not None:
+                found.stretch.look(
+                    tokens, now_s, decode.contexts, decode.speeds.decode, alone=not decode.queue
+                )
+            decode.contexts.grow(booking, tokens - found.tokens)
+            found.tokens = tokens
+
+    def finish(self, booking: int, now_s: float, *, failed: bool = False) -> None:
+        """See `Router`."""
+        with self._lock:
+            found = self._bookings.pop(booking, None)
+            if found is None:
+                return
+            if not found.computed:
+                self._close_prefill(booking, found, now_s, done=False)
+            context = found.decode.contexts.remove(booking)
+            found.decode.blocks.release(found.ask.keys)
+            if failed or context is None or not context.live:
+                return
+            ask = found.ask
+            self._decode_times.observe(ask.tenant, ask.endpoint, now_s - context.since_s)
+            if found.tokens:
+                self.output_lengths.observe(ask.tenant, ask.endpoint, found.tokens)
+
+    @property
+    def booked(self) -> int:
+        """See `Router`."""
+        return len(self._bookings)
+
+    # Replicas
+
+    def add(self, replica: str, *, role: str = "both") -> None:
+        """See `Router`."""
+        with self._lock:
+            known = self._replicas.get(replica)
+            if known is not None and known.role == role:
+                known.healthy, known.draining = True, False
+                return
+            seed = self._speeds
+            own = Speeds(
+                PrefillTimes(seed.prefill.coefficients),
+                DecodeTimes(seed.decode.coefficients),
+                seed.block_tokens,
+                seed.loading,
+                seed.step_tokens,
+                seed.kv_tokens,
+            )
+            self._replicas[replica] = Replica(replica, role, own, self._others)
+
+    def set_state(self, replica: str, *, healthy: bool, draining: bool = False) -> None:
+        """See `Router`."""
+        with self._lock:
+            found = self._replicas.get(replica)
+            if found is not None:
+                found.healthy, found.draining = healthy, draining
+
+    def remove(self, replica: str) -> None:
+        """See `Router`."""
+        with self._lock:
+            if self._replicas.pop(replica, None) is not None:
+                self._sessions.forget(replica)
+
+    # Other gateways
+
+    def report(self, gateway: str, now_s: float) -> LoadReport:
+        """What this one has booked, for the others; `gateway` is its name."""
+        with self._lock:
+            self._reports += 1
+            loads = {r.name: r.report(now_s) for r in self._replicas.values() if r.requests}
+            return LoadReport(gateway, self._reports, self._booked_s, loads)
+
+    def hear(self, report: LoadReport, now_s: float) -> bool:
+        """Takes in what another one has booked; False for what is old or beyond a limit."""
+        with self._lock:
+            self._others.forget_silent(now_s)
+            return self._others.hear(report, now_s)
+
+    # Under the lock
+
+    def _views(self, ask: Ask, keys: Sequence[Key], now_s: float) -> list[View]:
+        matched = self._prefixes.match(keys)
+        far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)
+        nothing = Prefix(0, 0, 0, far) if far else NOTHING
+        home = self._sessions.home(ask.session)
+        decode_s = self._decode_times.all.quantile(0.5)
+        return [
+            View(
+                replica, ask, keys, matched.get(name, nothing),
+                replicas=len(self._replicas), stays=home == name, now_s=now_s, decode_s=decode_s,
+            )
+            for name, replica in self._replicas.items()
+            if replica.open and name not in ask.exclude
+        ]  # fmt: skip
+
+    def _book(self, ask: Ask, selected: Selected, now_s: float) -> Choice:
+        self._last += 1
+        booking = self._last
+        prefill = self._replicas[selected.prefill.name]
+        decode = self._replicas[selected.decode.name]
+        hit = self._hit_tokens(selected, prefill, ask)
+        loads = hit > selected.reuse.hbm_tokens
+        work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads)
+        prefill.queues(booking, work, now_s)
+        prefill.blocks.hold(ask.keys)
+        prefill.uses(ask.lora)
+        if decode is not prefill:
+            decode.blocks.hold(ask.keys)
+        times = self._decode_times.of(ask.tenant, ask.endpoint)
+        decode.contexts.expect(booking, ask.prompt_tokens, now_s + selected.ttft_s, times)
+        self._booked_s += selected.serve_s
+        self._sessions.went(ask.session, prefill.name)
+        self._bookings[booking] = _Booking(ask, prefill, decode, work)
+        return Choice(
+            replica=decode.name,
+            booking=booking,
+            hit_tokens=hit,
+            ttft_s=selected.ttft_s,
+            reason=f"{self._policy_name}: queue {selected.queue_s:.3f} s, "
+            f"serve {selected.serve_s:.3f} s, {hit} of {ask.prompt_tokens} tokens cached",
+            prefill=None if decode is prefill else prefill.name,
+            serve_s=selected.serve_s,
+        )
+
+    @staticmethod
+    def _hit_tokens(selected: Selected, replica: Replica, ask: Ask) -> int:
+        reuse = selected.reuse
+        if replica.speeds.loading is None:
+            return reuse.hbm_tokens
+        if reuse.reachable_tokens > reuse.own_tokens:
+            alone = Prefix(reuse.hbm_tokens, reuse.own_tokens, reuse.ssd_tokens, reuse.own_tokens)
+            if selected.prefill.serve_s(alone) > selected.serve_s:
+                return reuse.reachable_tokens
+        return reuse.own_tokens
+
+    @staticmethod
+    def _close_prefill(booking: int, found: _Booking, now_s: float, *, done: bool) -> None:
+        found.prefill.computed(booking, found.work, now_s, done=done)
+        if found.prefill is not found.decode:
+            found.prefill.blocks.release(found.ask.keys)

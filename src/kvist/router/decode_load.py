@@ -1,0 +1,49 @@
+"""How long a decode step of a replica takes now, and at a later time.
+
+At a later time, a request that decodes now is still there with the chance that its decode, being as
+old as it is, lasts that much longer; one that is in prefill has come if its first token is
+predicted before, and is still there with the chance that a decode lasts from then on. Chances are
+those of the decode times seen so far, of its tenant and endpoint where they are known.
+
+Source: Mooncake (arXiv 2407.00079), section 7.4. It spreads what is in prefill over all decode
+instances and takes one uniform decode time; here each request counts where it is booked, with the
+distribution of decode times, learned online.
+"""
+
+from __future__ import annotations
+
+from kvist.router.replicas import Replica
+
+
+def is_idle(replica: Replica) -> bool:
+    """Whether nobody decodes there, or is to."""
+    return not replica.contexts and not replica.others.load(replica.name).contexts
+
+
+def step_now_s(replica: Replica, more: int = 0, more_tokens: int = 0) -> float:
+    """A step with those that decode now, and `more` requests of `more_tokens` in all."""
+    contexts = replica.contexts
+    return _step_s(replica, contexts.live + more, contexts.live_tokens + more_tokens)
+
+
+def step_at_s(replica: Replica, more_tokens: int, at_s: float, now_s: float) -> float:
+    """A step at `at_s` with one more request, as far as it can be foreseen at `now_s`."""
+    batch, tokens = 1.0, float(more_tokens)
+    for context in replica.contexts:
+        if context.live:
+            chance = context.times.outlives(max(0.0, now_s - context.since_s), at_s - now_s)
+        elif context.since_s <= at_s:
+            chance = context.times.survival(at_s - max(now_s, context.since_s))
+        else:
+            continue
+        batch += chance
+        tokens += chance * context.tokens
+    return _step_s(replica, batch, tokens)
+
+
+def _step_s(replica: Replica, batch: float, context_tokens: float) -> float:
+    """A step with these of this gateway; others' requests are taken to stay as they are."""
+    theirs = replica.others.load(replica.name)
+    batch, context_tokens = batch + theirs.contexts, context_tokens + theirs.context_tokens
+    times = replica.speeds.decode.coefficients
+    return times.d0_s + times.d1_s * batch + times.d2_s * context_tokens

@@ -1,0 +1,160 @@
+"""Requests that wait for a replica: bounded, fair between tenants, in order of urgency within one.
+
+Theory of operation. Deficit round robin (Shreedhar and Varghese, 1995): tenants with requests stand
+in a ring. The one at the cursor may send what its deficit pays for; a request costs its tokens that
+are to be computed, as of when it came. Where it cannot pay it is given a quantum times its weight
+and the cursor moves on. Where a whole round would send nothing, the rounds that are missing are
+given at once, so the work does not depend on the size of a request. A tenant whose queue is empty
+leaves the ring and its deficit lapses: nobody saves up.
+
+Priorities order the requests of one tenant only; between tenants they would be a way round
+fairness. Of equal priority the earliest deadline goes first, then the first that came.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvist.router.protocol import Ask, Refused
+
+QUANTUM_TOKENS = 4096
+_FULL_RETRY_S = 2.0
+
+
+@dataclass(order=True, slots=True)
+class _Entry:
+    rank: tuple[int, float, int]
+    ask: Ask = field(compare=False)
+    cost_tokens: int = field(compare=False)
+    waits: bool = field(compare=False, default=True)
+
+
+@dataclass(slots=True)
+class _Tenant:
+    heap: list[_Entry] = field(default_factory=list)
+    waiting: int = 0
+    deficit: float = 0.0
+
+    def head(self) -> _Entry:
+        """The next request; there is one."""
+        while not self.heap[0].waits:
+            heapq.heappop(self.heap)
+        return self.heap[0]
+
+
+class FairQueue:
+    """One owner; no clock. Requests are named by `Ask.request`, which must differ."""
+
+    def __init__(
+        self, *, capacity: int, tenant_capacity: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """
+        Args:
+            capacity: most requests that wait.
+            tenant_capacity: most of one tenant.
+            weights: shares of tenants, 1 where not given.
+
+        Raises:
+            ValueError: a weight that is not above 0.
+        """
+        self._weights = dict(weights or {})
+        if any(not 0 < weight < math.inf for weight in self._weights.values()):
+            raise ValueError(f"weights must be above 0 and finite, not {self._weights}")
+        self._capacity = capacity
+        self._tenant_capacity = tenant_capacity
+        self._ring: OrderedDict[str, _Tenant] = OrderedDict()  # the first one is at the cursor
+        self._entries: dict[str, _Entry] = {}
+        self._deadlines: list[tuple[float, int, _Entry]] = []
+        self._came = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def offer(self, ask: Ask, cost_tokens: int) -> Refused | None:
+        """Lets a request wait; refused (`queue-full`) where there is no room.
+
+        Raises:
+            ValueError: a request of that name waits already.
+        """
+        if ask.request in self._entries:
+            raise ValueError(f"request {ask.request!r} waits already")
+        tenant = self._ring.get(ask.tenant)
+        if len(self._entries) >= self._capacity or (
+            tenant is not None and tenant.waiting >= self._tenant_capacity
+        ):
+            return Refused("queue-full", _FULL_RETRY_S)
+        if tenant is None:
+            tenant = self._ring[ask.tenant] = _Tenant()
+        self._came += 1
+        deadline_s = math.inf if ask.deadline_s is None else ask.deadline_s
+        entry = _Entry((-ask.priority, deadline_s, self._came), ask, max(1, cost_tokens))
+        self._entries[ask.request] = entry
+        heapq.heappush(tenant.heap, entry)
+        tenant.waiting += 1
+        if ask.deadline_s is not None:
+            heapq.heappush(self._deadlines, (ask.deadline_s, self._came, entry))
+        return None
+
+    def take(self) -> Ask | None:
+        """The next request, which waits no more; None where none waits.
+
+        Call `expire` before, lest a request is served that is too late already.
+        """
+        if not self._ring:
+            return None
+        for _ in range(len(self._ring)):
+            name, tenant = next(iter(self._ring.items()))
+            if tenant.deficit >= tenant.head().cost_tokens:
+                return self._send(tenant)
+            tenant.deficit += self._quantum(name)
+            if tenant.deficit >= tenant.head().cost_tokens:
+                return self._send(tenant)
+            self._ring.move_to_end(name)
+        rounds = min(
+            math.ceil((tenant.head().cost_tokens - tenant.deficit) / self._quantum(name))
+            for name, tenant in self._ring.items()
+        )
+        for name, tenant in self._ring.items():
+            tenant.deficit += (rounds - 1) * self._quantum(name)
+        return self.take()
+
+    def remove(self, request: str) -> bool:
+        """Its user went away; False if it does not wait."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return False
+        self._leave(entry)
+        return True
+
+    def expire(self, now_s: float) -> list[Ask]:
+        """Takes out those whose deadline has passed, and returns them."""
+        late: list[Ask] = []
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            entry = heapq.heappop(self._deadlines)[2]
+            if entry.waits:
+                self._leave(entry)
+                late.append(entry.ask)
+        return late
+
+    def _quantum(self, tenant: str) -> float:
+        return QUANTUM_TOKENS * self._weights.get(tenant, 1.0)
+
+    def _send(self, tenant: _Tenant) -> Ask:
+        entry = tenant.head()
+        tenant.deficit -= entry.cost_tokens
+        self._leave(entry)
+        if tenant.waiting and tenant.deficit < tenant.head().cost_tokens:
+            self._ring.move_to_end(entry.ask.tenant)  # its visit is over
+        return entry.ask
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.waits = False
+        del self._entries[entry.ask.request]
+        tenant = self._ring[entry.ask.tenant]
+        tenant.waiting -= 1
+        if not tenant.waiting:
+            del self._ring[entry.ask.tenant]

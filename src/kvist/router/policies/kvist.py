@@ -1,0 +1,89 @@
+"""Kvist's own: the least time, of the request and of those that come behind it.
+
+A request's TTFT on a replica is `queue_s + serve_s`. It also holds up whoever comes to that replica
+before its queue is empty, and how many come there is seen by how many wait there. So a second of work
+is charged once for the request itself and once for each request that waits at that replica: nothing
+where nobody waits, and the more the busier the replica, where work that a cache could have spared is
+what others wait for. Long prompts thereby keep away from replicas to which many short ones come.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvist.router.candidates import Candidate, Prefix
+from kvist.router.protocol import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What of the policy can be set.
+
+    Attributes:
+        temperature: 0 takes the least cost; above, replicas are drawn with `exp(-cost)`, costs
+            being stretched over 0 to 1 and divided by it, so that it means the same at any load.
+        tie_s: costs that differ by no more are equal; of these the one with the shortest decode
+            step, and of those within a hundredth of it any.
+        session_s: what it may cost to stay with the replica of a session's last request.
+        lora_s: seconds to load an adapter that was not used on a replica lately.
+    """
+
+    temperature: float = 0.0
+    tie_s: float = 1e-3
+    session_s: float = 0.02
+    lora_s: float = 1.0
+
+
+DEFAULTS = Settings()
+_STEP_TIE_RATIO = 1.01
+
+
+class Kvist:
+    """The least cost in seconds; ties are drawn."""
+
+    def __init__(self, stream: random.Random, settings: Settings = DEFAULTS) -> None:
+        self._stream = stream
+        self._settings = settings
+
+    def pick(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+        """See `Policy`."""
+        if len(candidates) == 1:
+            return candidates[0]
+        costs = [self._cost_s(candidate) for candidate in candidates]
+        if self._settings.temperature > 0:
+            return self._draw(candidates, costs)
+        limit = min(costs) + self._settings.tie_s
+        equal = [c for c, cost in zip(candidates, costs, strict=True) if cost <= limit]
+        return self.pick_decode(ask, equal)
+
+    def pick_decode(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+        """The shortest decode step; of equal ones any."""
+        if len(candidates) == 1:
+            return candidates[0]
+        steps = [candidate.step_s() for candidate in candidates]
+        limit = min(steps) * _STEP_TIE_RATIO
+        equal = [c for c, step_s in zip(candidates, steps, strict=True) if step_s <= limit]
+        return self._stream.choice(equal)
+
+    def reuse(self, candidate: Candidate) -> Prefix:
+        """All that there is, peers' blocks too: what is fetched is kept, so hot blocks spread."""
+        return candidate.prefix()
+
+    def _cost_s(self, candidate: Candidate) -> float:
+        charge = 1 + candidate.load().waiting
+        cost_s = candidate.queue_s() + charge * candidate.serve_s(candidate.prefix())
+        known, settings = candidate.known, self._settings
+        if not known.session:
+            cost_s += settings.session_s
+        return cost_s if known.lora else cost_s + charge * settings.lora_s
+
+    def _draw(self, candidates: Sequence[Candidate], costs: Sequence[float]) -> Candidate:
+        least, most = min(costs), max(costs)
+        scale = (most - least) * self._settings.temperature
+        if scale <= 0:
+            return self._stream.choice(candidates)
+        weights = [math.exp((least - cost) / scale) for cost in costs]
+        return self._stream.choices(candidates, weights)[0]

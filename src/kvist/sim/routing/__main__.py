@@ -1,0 +1,138 @@
+"""`python -m kvist.sim.routing`: policies and rules of admission on public traces."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvist import __version__
+from kvist.core.errors import ConfigError, KvistError
+from kvist.sim.reproduce.outcome import Outcome
+from kvist.sim.reproduce.page import write_section
+from kvist.sim.routing.gateways import study as gateways_study
+from kvist.sim.routing.overload import rates_study, rules_study
+from kvist.sim.routing.plot import check_plot, draw
+from kvist.sim.routing.policies import SIZES
+from kvist.sim.routing.policies import study as policies_study
+from kvist.sim.routing.setting import SEED, Run
+from kvist.sim.routing.study import Study, run_all
+
+_TRACES = Path("../shared/traces")
+_RULES = "admission"
+_FAILED, _BAD_INPUT = 1, 2
+
+
+def studies(sizes: Sequence[int] = SIZES) -> list[Study]:
+    """All, in the order in which they run; `sizes` are of the clusters that compare policies."""
+    return [rules_study(), rates_study(), gateways_study(), policies_study(sizes)]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kvist.sim.routing",
+        description="Policies of routing and rules of admission, judged on public traces by the "
+        "production router in the simulator.",
+        epilog="Example:\n  python -m kvist.sim.routing --only admission --plot swing.png",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=_TRACES,
+        metavar="DIR",
+        help=f"folder of the traces (default: {_TRACES})",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help=f"run only this; may be repeated: {', '.join(s.name for s in studies())}",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        action="append",
+        metavar="N",
+        help=f"size of a cluster that compares policies; may be repeated (default: {SIZES})",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the swing (.png, .svg)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the studies; 0 if all hold, 1 if one does not, 2 for bad input."""
+    args = build_parser().parse_args(arguments)
+    try:
+        wanted = _wanted(args)
+        _check(args, wanted)
+        return _run(args, wanted)
+    except (KvistError, OSError) as error:
+        print(f"kvist: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _wanted(args: argparse.Namespace) -> list[Study]:
+    known = {study.name: study for study in studies(tuple(args.nodes or SIZES))}
+    for name in args.only or ():
+        if name not in known:
+            raise ConfigError(
+                f"there is no study {name!r}", path="--only", remedy=f"take {', '.join(known)}"
+            )
+    return [known[name] for name in known if not args.only or name in args.only]
+
+
+def _check(args: argparse.Namespace, wanted: Sequence[Study]) -> None:
+    if any(nodes < 1 for nodes in args.nodes or ()):
+        raise ConfigError("must be at least 1", path="--nodes")
+    if args.plot is not None:
+        check_plot(args.plot)
+        if _RULES not in [study.name for study in wanted]:
+            raise ConfigError(f"draws the study {_RULES!r}", path="--plot", remedy="run it, too")
+    for file in sorted({run.traffic.file for study in wanted for run in study.runs}):
+        if not (args.traces / file).is_file():
+            raise ConfigError(f"{args.traces / file} is not there", path="--traces")
+
+
+def _run(args: argparse.Namespace, wanted: Sequence[Study]) -> int:
+    outcomes: list[Outcome] = []
+    for outcome, results in run_all(wanted, args.traces, _progress):
+        outcomes.append(outcome)
+        print(write_section(outcome), flush=True)
+        if args.plot is not None and outcome.name == _RULES:
+            draw(results, args.plot)
+        if args.json is not None:
+            args.json.write_text(json.dumps(_record(outcomes), indent=1) + "\n")
+    return 0 if all(outcome.holds for outcome in outcomes) else _FAILED
+
+
+def _progress(run: Run, seconds: float) -> None:
+    print(f"{run.label}: {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def _record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "kvist": __version__,
+        "seed": SEED,
+        "studies": [
+            {
+                "name": outcome.name,
+                "holds": outcome.holds,
+                "figures": [
+                    {"what": f.what, "unit": f.unit.value, "paper": f.paper, "ours": f.ours}
+                    for f in outcome.figures
+                ],
+                "claims": [{"text": c.text, "holds": c.holds} for c in outcome.claims],
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The rules, and what is foreseen of a decode pool."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from small_router import DECODE, ask, chosen, router, speeds
+
+from kvist.router.admission import Admission, Limits, Rule, share_of_limits
+from kvist.router.bookings import Work
+from kvist.router.conductor import Setting
+from kvist.router.decode_load import step_at_s, step_now_s
+from kvist.router.exchange import LoadReport, OtherGateways, ReplicaLoad
+from kvist.router.lengths import Distribution, Groups
+from kvist.router.protocol import Choice, Refused
+from kvist.router.replicas import Replica
+
+NEVER = Distribution(0.001)  # nothing ended yet
+
+
+def _replica(
+    live: int = 0, coming: int = 0, *, at_s: float = 0.0, times: Distribution = NEVER
+) -> Replica:
+    made = Replica("d", "decode", speeds(), OtherGateways(random.Random(0)))
+    for n in range(live + coming):
+        made.contexts.expect(n, 10_000, at_s, times)
+    for n in range(live):
+        made.contexts.begin(n, 0.0)
+    return made
+
+
+def _lasting(*seconds: float) -> Distribution:
+    times = Distribution(0.001)
+    for value in seconds:
+        times.add(value)
+    return times
+
+
+def test_a_step_now_counts_those_that_decode() -> None:
+    made = _replica(live=3, coming=5)
+    assert step_now_s(made) == DECODE.decode_s(3, 30_000)
+    assert step_now_s(made, 1, 500) == DECODE.decode_s(4, 30_500)
+
+
+def test_what_is_in_prefill_counts_if_its_first_token_comes_before() -> None:
+    made = _replica(live=1, coming=2, at_s=5.0)
+    before, after = (step_at_s(made, 10_000, at_s, 0.0) for at_s in (4.9, 5.0))
+    assert before == pytest.approx(DECODE.decode_s(2, 20_000))
+    assert after == pytest.approx(DECODE.decode_s(4, 40_000))
+
+
+def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
+    made = _replica(live=10, times=_lasting(*[10.0] * 50, *[100.0] * 50))
+    half = step_at_s(made, 0, 30.0, 0.0)
+    assert half == pytest.approx(DECODE.decode_s(6, 50_000), rel=0.02)
+    assert step_at_s(made, 0, 300.0, 0.0) == pytest.approx(DECODE.decode_s(1, 0))
+    # What outlived the short ones is one of the long.
+    old = step_at_s(made, 0, 50.0, 20.0)
+    assert old == pytest.approx(DECODE.decode_s(11, 100_000), rel=0.02)
+
+
+def test_others_requests_count_in_every_step() -> None:
+    others = OtherGateways(random.Random(0))
+    others.hear(LoadReport("g", 1, 0.0, {"d": ReplicaLoad(0, 4, 0, 0, 4, 40_000, 0)}), 0.0)
+    made = Replica("d", "decode", speeds(), others)
+    assert step_now_s(made) == pytest.approx(DECODE.decode_s(4, 40_000))
+
+
+def _judge(rule: Rule, *, tbt_s: float, ttft_s: float = 1.0, **more: object) -> Refused | None:
+    times = Groups(0.001)
+    for _ in range(30):
+        times.observe("", "", 10.0)
+    admission = Admission(rule, Limits(ttft_s, tbt_s), times)
+    made = _replica(live=100, coming=100, at_s=5.0)
+    queue_s = 5.5 if ttft_s > 1 else 0.1
+    return admission.at_door(ask("r", **more), queue_s, 0.5, made, 0.0)
+
+
+def test_each_rule_looks_at_decode_when_it_says() -> None:
+    # Now 100 decode: 0.13 s a step. In six seconds all of them and 100 more: 0.24 s.
+    assert _judge(Rule.NONE, tbt_s=0.01, ttft_s=0.1) is None
+    assert _judge(Rule.BASELINE, tbt_s=0.01) is None
+    assert _judge(Rule.EARLY, tbt_s=0.14, ttft_s=9.0) is None
+    early = _judge(Rule.EARLY, tbt_s=0.12, ttft_s=9.0)
+    assert early is not None
+    assert early.reason == "tbt"
+    predictive = _judge(Rule.PREDICTIVE, tbt_s=0.14, ttft_s=9.0)
+    assert predictive == Refused("tbt", pytest.approx(10.0, rel=0.06))
+    assert _judge(Rule.PREDICTIVE, tbt_s=0.25, ttft_s=9.0) is None
+
+
+def test_retry_after_is_bounded_on_both_sides() -> None:
+    admission = Admission(Rule.BASELINE, Limits(1.0, 1.0), Groups())
+    waits = [admission.at_door(ask("r"), q, 0.01, _replica(), 0.0) for q in (1.0, 30.99, 1e6)]
+    assert [w.retry_after_s for w in waits if w] == [1.0, 30.0, 60.0]
+
+
+def test_an_idle_replica_takes_what_it_cannot_do_in_time() -> None:
+    admission = Admission(Rule.PREDICTIVE, Limits(1.0, 0.001), Groups())
+    assert admission.at_door(ask("r"), 0.0, 50.0, _replica(), 0.0) is None
+    assert admission.before_decode(ask("r"), _replica(live=1, coming=1)) is None
+    busy = _replica(coming=1)
+    assert admission.at_door(ask("r"), 0.0, 50.0, busy, 0.0) == Refused("tbt", 1.0)
+
+
+def test_shares_of_limits_grow_with_priority() -> None:
+    assert [share_of_limits(p) for p in (-5, -1, 0, 1, 9)] == [0.8, 0.8, 1.0, 1.5, 1.5]
+
+
+def test_a_computed_prompt_is_judged_again_by_its_decode_replica() -> None:
+    setting = Setting(admission=Rule.BASELINE, limits=Limits(100.0, 0.025))
+    made = router("p:prefill", "d:decode", setting=setting)
+    bookings = []
+    for n in range(30):
+        one = chosen(made.choose(ask(str(n), 1000), 0.0))
+        made.first_token(one.booking, 1.0)
+        bookings.append(one.booking)
+    late = [made.joins(booking) for booking in bookings]
+    assert late[0] == Refused("tbt", 1.0)
+    made.finish(bookings[0], 2.0, failed=True)
+    assert made.joins(bookings[0]) is None  # is over
+    moved = made.choose(ask("moved", 1000, admitted=True), 2.0)
+    assert isinstance(moved, Choice)
+    assert made.joins(moved.booking) is None
+
+
+def test_a_replica_that_does_both_is_judged_by_itself_alone() -> None:
+    setting = Setting(admission=Rule.EARLY, limits=Limits(100.0, 0.0215))
+    made = router("a", setting=setting)
+    for n in range(9):
+        found = made.choose(ask(str(n), 1000), 0.0)
+        if isinstance(found, Choice):
+            made.first_token(found.booking, 0.5)
+    assert made.booked == 7  # an eighth would make a step of 0.0216 s
+    made.add("b")
+    assert isinstance(made.choose(ask("more", 1000), 1.0), Choice)
+
+
+def test_work_given_up_teaches_no_speed() -> None:
+    made = _replica()
+    before = made.speeds.prefill.coefficients
+    for n in range(20):
+        made.queues(n, Work(1.0, 1000, 0), float(n))
+        made.computed(n, Work(1.0, 1000, 0), n + 0.5, done=False)
+    assert made.speeds.prefill.coefficients == before
+    assert made.speeds.prefill.observed == 0

@@ -1,0 +1,61 @@
+"""The command on small traces: every study is run, written and drawn; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvist.sim.routing.__main__ import main, studies
+from kvist.sim.routing.policies import OTHERS
+
+
+def test_every_study_is_run_and_written(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "r.json"
+    code = main(["--traces", str(traces), "--json", str(file), "--nodes", "4"])
+    assert code in (0, 1)  # small traces need not bear out every claim
+    record = json.loads(file.read_text())
+    assert [study["name"] for study in record["studies"]] == [s.name for s in studies()]
+    out = capsys.readouterr()
+    assert "conversation, 4 nodes, kvist: mean TTFT" in out.out
+    assert out.err.count("conversation: dynamo, 4 nodes") == 1
+    claims = [c["text"] for study in record["studies"] for c in study["claims"]]
+    assert sum("least mean TTFT" in text for text in claims) == 3
+
+
+def test_runs_that_studies_share_are_done_once(traces: Path) -> None:
+    wanted = [run for study in studies((4,)) for run in study.runs]
+    assert len(set(wanted)) < len(wanted)
+    assert len(OTHERS) == 5
+
+
+def test_the_swing_is_drawn(traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "swing.svg"
+    assert main(
+        ["--traces", str(traces), "--only", "admission", "--plot", str(picture)]
+    ) in (0, 1)  # fmt: skip
+    assert "predictive: decode swings by" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--only", "magic"], "there is no study 'magic'; take admission"),
+        (["--nodes", "0"], "--nodes: must be at least 1"),
+        (["--traces", "nowhere"], "is not there"),
+        (["--plot", "x.pdf"], "neither .png nor .svg"),
+        (["--plot", "x.png", "--only", "overload"], "run it, too"),
+    ],
+)
+def test_bad_input_is_one_line(
+    traces: Path, options: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["--traces", str(traces), *options]) == 2
+    err = capsys.readouterr().err
+    assert fault in err
+    assert err.count("\n") == 1
