@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kvist.config.gateway_schema import GatewayConfig
 from kvist.config.peers_schema import PeersConfig
 from kvist.config.store_schema import (
     MIB,
@@ -209,3 +210,4 @@ class Config(Section, frozen=True):
     blend: BlendConfig = msgspec.field(default_factory=BlendConfig)
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
     record: RecordConfig = msgspec.field(default_factory=RecordConfig)
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)

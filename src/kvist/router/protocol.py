@@ -1,0 +1,123 @@
+"""What a gateway asks of a router: values that cross the boundary, and the Protocol itself.
+
+A router decides at once, does no I/O and reads no clock: every call carries `now_s`, seconds of any
+monotonic clock. What it chose stays booked until `finish`, so that two requests never see the same
+idle replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvist.core.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a gateway knows of a request.
+
+    Attributes:
+        request: its id, for logs.
+        keys: of the prompt's full blocks, from the root; LoRA and tenant's salt are in them.
+        prompt_tokens: length of the prompt.
+        max_tokens: most tokens of output that were asked for; None for no limit.
+        tenant: whose request; for fairness and for learned output lengths.
+        endpoint: API path; for learned output lengths.
+        model: name of the model; a router serves one.
+        lora: adapter, or empty.
+        session: requests of one session go to one replica where that costs little.
+        priority: below 0 is refused first under load, above 0 last.
+        deadline_s: monotonic time by which the first token is worth something.
+        exclude: replicas that failed this request; it is not judged by admission again.
+        admitted: whether it was let in before and goes on elsewhere.
+    """
+
+    request: str
+    keys: tuple[Key, ...]
+    prompt_tokens: int
+    max_tokens: int | None = None
+    tenant: str = ""
+    endpoint: str = ""
+    model: str = ""
+    lora: str = ""
+    session: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    exclude: frozenset[str] = frozenset()
+    admitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes; booked until `finish`.
+
+    Attributes:
+        replica: that answers; the decode replica of a disaggregated request.
+        booking: names the booking in later calls.
+        hit_tokens: prompt tokens that are counted on not to be computed.
+        ttft_s: predicted.
+        reason: why this one, in a few words.
+        prefill: replica that computes the prompt, where that is another.
+    """
+
+    replica: str
+    booking: int
+    hit_tokens: int
+    ttft_s: float
+    reason: str
+    prefill: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that is not served: HTTP 429, or 503 for `no-replica`.
+
+    Attributes:
+        reason: `ttft`, `tbt` or `deadline` (predicted to miss it), or `no-replica`.
+        retry_after_s: when asking again may help.
+    """
+
+    reason: str
+    retry_after_s: float
+
+
+class Router(Protocol):
+    """Chooses replicas and keeps count of what it sent where. Thread-safe."""
+
+    def choose(self, ask: Ask, now_s: float) -> Choice | Refused:
+        """Chooses and books in one step."""
+        ...
+
+    def first_token(self, booking: int, now_s: float) -> None:
+        """The prompt was computed. Unknown and finished bookings are ignored, here and below."""
+        ...
+
+    def progress(self, booking: int, tokens: int, now_s: float) -> None:
+        """So many tokens of output came in all."""
+        ...
+
+    def finish(self, booking: int, now_s: float, *, failed: bool = False) -> None:
+        """The request is over; a failed one teaches nothing. May be called again."""
+        ...
+
+    def add(self, replica: str, *, role: str = "both") -> None:
+        """A replica that does `both`, `prefill` or `decode`; one that is known keeps its bookings.
+
+        Raises:
+            ValueError: another role.
+        """
+        ...
+
+    def set_state(self, replica: str, *, healthy: bool, draining: bool = False) -> None:
+        """Unhealthy and draining replicas get nothing new; an unknown one is ignored."""
+        ...
+
+    def remove(self, replica: str) -> None:
+        """Forgets a replica; its bookings stay open until `finish`."""
+        ...
+
+    @property
+    def booked(self) -> int:
+        """Bookings that are open; 0 when idle."""
+        ...
