@@ -59,7 +59,7 @@ class PromptDetails(msgspec.Struct):
 class Usage(msgspec.Struct):
     """Tokens of a request."""
 
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: PromptDetails | None = None
 
@@ -67,9 +67,9 @@ class Usage(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """An event of a stream, as far as it matters here."""
 
-    id: str = ""
-    created: int = 0
-    model: str = ""
+    id: str | None = None
+    created: int | float | None = None
+    model: str | None = None
     choices: list[ChunkChoice] = []
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
@@ -117,7 +117,9 @@ class Delivered:
     """
 
     def __init__(self) -> None:
-        self.id, self.created, self.model = "", 0, ""
+        self.id: str | None = None
+        self.created: int | float | None = None
+        self.model: str | None = None
         self.prompt, self.tokens = array("I"), array("I")
         self.chars: dict[str, int] = {}
         self.anchor_tokens = self.anchor_chars = 0

@@ -106,7 +106,7 @@ class Front:
             _only(request, "GET")
             self._caller(request)
             headers = engine_headers(request.headers, request_id, self._parts.settings)
-            await self._parts.relay.get(request.raw_path, headers, client)
+            await self._parts.relay.get(request.rel_url.raw_path, headers, client)
         elif path == "/replicas/drain":
             _only(request, "POST")
             self._operator(request)
@@ -126,8 +126,8 @@ class Front:
         record = Record(request=request_id, endpoint=endpoint.value)
         headers = engine_headers(request.headers, request_id, self._parts.settings)
         with (
-            self._recorded(record, client),
             self._parts.tracer.request(record, request.headers, headers),
+            self._recorded(record, client),
         ):
             began_s = self._clock()
             tenant = record.tenant = self._caller(request).tenant or ""

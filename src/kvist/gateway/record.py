@@ -9,7 +9,7 @@ import msgspec
 Outcome = Literal["ok", "refused", "invalid", "failed", "cancelled"]
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Record(msgspec.Struct, kw_only=True):
     """A request's line in the log; seconds, and tokens as the engine counts them where it does.
 
     `hit_tokens` are those that the router expected in a cache, `cached_tokens` those that the

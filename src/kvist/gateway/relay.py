@@ -197,7 +197,7 @@ class Relay:
 
     def _count(self, call: Call, usage: Usage | None) -> None:
         if usage is not None:
-            call.record.prompt_tokens = usage.prompt_tokens
+            call.record.prompt_tokens = usage.prompt_tokens or 0
             call.record.output_tokens = usage.completion_tokens or 0
             details = usage.prompt_tokens_details
             call.record.cached_tokens = None if details is None else details.cached_tokens

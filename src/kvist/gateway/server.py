@@ -113,6 +113,12 @@ class _Connection(web.RequestHandler):
 
     __slots__ = ()
 
+    def close(self) -> None:
+        """Takes no other request; ends at once unless one is under way."""
+        super().close()
+        if not self._request_in_progress and self.transport is not None:
+            self.transport.close()
+
     def handle_error(
         self,
         request: web.BaseRequest,

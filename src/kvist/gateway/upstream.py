@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import io
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -14,13 +15,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from kvist.core.errors import KvistError
 from kvist.gateway.settings import Settings
 
+_T = TypeVar("_T")
 MOST_ANSWER_BYTES = 256 << 20
 OK = 200
 # Of the connection, not of the message; or said anew on the other side.
 _OF_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "content-length", "date", "server", "host"),
-    *("accept-encoding", "expect", "cookie", "set-cookie"),
+    *("accept-encoding", "expect", "cookie", "set-cookie", "x-request-id"),
 }
 _BUFFER_BYTES = 1 << 14  # of one answer; twice as much stops reading from the replica
 _KEEP_S = 3.0  # below what engines keep a connection for, so that they seldom close one in use
@@ -82,15 +84,15 @@ class Attempt:
         Raises:
             Broken: it did not come before `until_s`, on the loop's clock.
         """
+        request = self._session.request(
+            "GET" if body is None else "POST",
+            self._replica.url + path,
+            data=None if body is None else io.BytesIO(body),
+            headers=headers,
+            allow_redirects=False,
+        )
         try:
-            async with self._within(until_s):
-                self._response = await self._session.request(
-                    "GET" if body is None else "POST",
-                    self._replica.url + path,
-                    data=body,
-                    headers=headers,
-                    allow_redirects=False,
-                )
+            self._response = await self._within(request, until_s)
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken(error, is_gone=not isinstance(error, TimeoutError)) from error
         self._heard()
@@ -117,8 +119,7 @@ class Attempt:
             Broken: none came before `until_s`, or the connection broke.
         """
         try:
-            async with self._within(until_s):
-                data = await self._answer.content.readany()
+            data = await self._within(self._answer.content.readany(), until_s)
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken(error, is_gone=False) from error
         self._heard()
@@ -162,9 +163,13 @@ class Attempt:
         assert self._response is not None
         return self._response
 
-    def _within(self, until_s: float) -> asyncio.Timeout:
+    async def _within(self, waited: Awaitable[_T], until_s: float) -> _T:
         self._limit = asyncio.timeout_at(0.0 if self._given_up else until_s)
-        return self._limit
+        try:
+            async with self._limit:
+                return await waited
+        finally:
+            self._limit = None
 
     def _heard(self) -> None:
         self._replica.heard_s = asyncio.get_running_loop().time()
@@ -194,8 +199,10 @@ def engine_headers(
     client: CIMultiDictProxy[str], request: str, settings: Settings
 ) -> CIMultiDict[str]:
     """What an engine gets of a client's headers, and what the gateway adds."""
+    named = {name.strip().lower() for name in client.get("Connection", "").split(",")}
+    kept_back = _OF_CONNECTION | named
     headers: CIMultiDict[str] = CIMultiDict(
-        (name, value) for name, value in client.items() if name.lower() not in _OF_CONNECTION
+        (name, value) for name, value in client.items() if name.lower() not in kept_back
     )
     headers["X-Request-Id"] = request
     headers["Accept-Encoding"] = "identity"
