@@ -11,7 +11,8 @@ import pytest
 from kvist.gateway.ask import Asked, Endpoint, read_body
 from kvist.gateway.delivered import Chunk, Delivered
 from kvist.gateway.faults import Fault
-from kvist.gateway.resume import Way, plan_next, tracks, with_ids
+from kvist.gateway.handing import Handing
+from kvist.gateway.resume import Plan, Way, plan_next, tracks, with_ids
 from kvist.gateway.splice import Splice, without_ids
 from kvist.gateway.sse import EventCutter, payload_of
 
@@ -163,6 +164,17 @@ def test_usage_counts_continued_tokens_as_the_answers() -> None:
     fitted, _ = splice.fit({"choices": [], "usage": usage})
     assert fitted is not None
     assert fitted["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+
+
+def test_what_came_before_an_engine_gave_up_is_the_clients() -> None:
+    got, request = Delivered(), asked()
+    handing = Handing(request, Plan(Way.AGAIN, "", b""), got, tracked=True)
+    good = b"data: " + json.dumps(event([1], "a")).encode() + b"\n\n"
+    for last in ({"error": {"code": 500}}, event([], "", "abort")):
+        out = handing.take([good, b"data: " + json.dumps(last).encode() + b"\n\n", good])
+        assert out.count(b"data:") == 1
+        assert handing.broken is not None
+    assert list(got.tokens) == [1, 1]
 
 
 def test_ids_become_nulls_and_text_that_looks_like_them_stays() -> None:

@@ -28,6 +28,7 @@ class Handing:
         done: the engine said that the stream has ended.
         tokens: that came in this attempt; where they have no ids, events with text.
         usage: what the engine last said of the request's tokens.
+        broken: the engine gave the request up; what `take` returned before is the client's.
     """
 
     def __init__(self, asked: Asked, plan: Plan, delivered: Delivered, *, tracked: bool) -> None:
@@ -40,6 +41,7 @@ class Handing:
         self.done = False
         self.tokens = 0
         self.usage: Usage | None = None
+        self.broken: Broken | None = None
 
     @property
     def delivered_tokens(self) -> int:
@@ -47,13 +49,19 @@ class Handing:
         return len(self._delivered.tokens) or self.tokens
 
     def take(self, events: list[bytes]) -> bytes:
-        """What the client gets of them.
+        """What the client gets of them, up to the one at which the engine gave the request up.
 
         Raises:
-            Broken: the engine gave the request up.
             Fault: see `Splice.fit`.
         """
-        return b"".join(self._one(event) for event in events)
+        out = []
+        for event in events:
+            try:
+                out.append(self._one(event))
+            except Broken as broken:
+                self.broken = broken
+                break
+        return b"".join(out)
 
     def _one(self, event: bytes) -> bytes:
         data = payload_of(event)

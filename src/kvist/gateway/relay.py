@@ -177,6 +177,8 @@ class Relay:
                     if not client.has_begun:
                         await client.begin(attempt.status, attempt.headers, length=None)
                     await client.send(out)
+                if handing.broken is not None:
+                    raise handing.broken
         except FormatError as error:
             raise Broken(str(error)) from error
         except Broken:
