@@ -11,6 +11,7 @@ class Kind(Enum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-_C, _G = Kind.COUNTER, Kind.GAUGE
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -296,6 +297,66 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvist_node_leases", _G, "leases", "Leases that engines hold at a node."),
     Metric("kvist_node_pinned_blocks", _G, "blocks", "Blocks that are pinned in a node's DRAM."),
     Metric("kvist_node_dirty_blocks", _G, "blocks", "Blocks that a node has yet to write below."),
+    Metric(
+        "kvist_gateway_requests_total",
+        _C,
+        "requests",
+        "Requests that are over, by how they ended: ok, refused, invalid, failed, cancelled.",
+        ("endpoint", "outcome"),
+    ),
+    Metric(
+        "kvist_gateway_requests_in_flight", _G, "requests", "Requests that a gateway is serving."
+    ),
+    Metric(
+        "kvist_gateway_bookings",
+        _G,
+        "bookings",
+        "Requests that a gateway's router has in its books.",
+    ),
+    Metric("kvist_gateway_prompt_tokens_total", _C, "tokens", "Tokens of prompts.", ("tenant",)),
+    Metric("kvist_gateway_output_tokens_total", _C, "tokens", "Tokens of answers.", ("tenant",)),
+    Metric(
+        "kvist_gateway_hit_tokens_total",
+        _C,
+        "tokens",
+        "Tokens of prompts that the router expected in a cache of the replica it chose.",
+        ("tenant",),
+    ),
+    Metric(
+        "kvist_gateway_broken_attempts_total",
+        _C,
+        "attempts",
+        "Attempts at requests that a replica did not bring to an end.",
+        ("replica",),
+    ),
+    Metric(
+        "kvist_gateway_resumed_total",
+        _C,
+        "requests",
+        "Requests that went on at another replica: sent again, continued or replayed.",
+        ("way",),
+    ),
+    Metric(
+        "kvist_gateway_ttft_seconds",
+        _H,
+        "seconds",
+        "Time from a request's head to its stream's first token, at the gateway.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvist_gateway_ttft_error_seconds",
+        _H,
+        "seconds",
+        "How far the router's predicted TTFT was off, where it predicted one.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvist_gateway_request_seconds",
+        _H,
+        "seconds",
+        "Time from a request's head to its answer's end, at the gateway.",
+        ("endpoint",),
+    ),
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -34,6 +34,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("serve", "serve", "serve a model with vLLM and Kvist"),
     Command("node", "node", "share one store between the engines of this host"),
+    Command("gateway", "gateway", "serve several engines at one OpenAI-compatible address"),
     Command("up", "up", "start nodes and engines on a Ray cluster"),
     Command("down", "down", "end what `kvist up` started"),
     Command("cache", "cache", "look at a node's blocks, pin, move and evict them"),

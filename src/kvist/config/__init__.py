@@ -1,5 +1,10 @@
 """Every knob, typed and documented; where its value comes from; what it means on this machine."""
 
+from kvist.config.gateway_schema import (
+    GatewayConfig,
+    GatewayLimitsConfig,
+    GatewayTimeoutsConfig,
+)
 from kvist.config.knobs import Knob, knobs
 from kvist.config.load import LoadedConfig, as_mapping, load_config, value_at
 from kvist.config.peers_schema import PeersConfig, check_peers, peer_address, peer_members
@@ -34,6 +39,9 @@ __all__ = [
     "ConnectorConfig",
     "DramConfig",
     "EventsConfig",
+    "GatewayConfig",
+    "GatewayLimitsConfig",
+    "GatewayTimeoutsConfig",
     "Knob",
     "LoadedConfig",
     "Machine",

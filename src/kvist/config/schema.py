@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kvist.config.gateway_schema import GatewayConfig
 from kvist.config.peers_schema import PeersConfig
 from kvist.config.router_schema import RouterConfig
 from kvist.config.store_schema import (
@@ -211,3 +212,4 @@ class Config(Section, frozen=True):
     events: EventsConfig = msgspec.field(default_factory=EventsConfig)
     record: RecordConfig = msgspec.field(default_factory=RecordConfig)
     router: RouterConfig = msgspec.field(default_factory=RouterConfig)
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)

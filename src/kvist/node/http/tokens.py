@@ -27,8 +27,10 @@ class Caller:
 class Tokens:
     """The tokens that count, as digests."""
 
-    def __init__(self, operator: str, tenants: Mapping[str, str]) -> None:
-        """Tokens of the operator and, by name, of tenants.
+    def __init__(
+        self, operator: str, tenants: Mapping[str, str], *, section: str = "$.node.http"
+    ) -> None:
+        """Tokens of the operator and, by name, of tenants; `section` of the configuration.
 
         Raises:
             ConfigError: two of them are the same, or a tenant has no name.
@@ -36,7 +38,7 @@ class Tokens:
         if "" in tenants:
             raise ConfigError(
                 "a tenant has no name",
-                path="$.node.http.tenants",
+                path=f"{section}.tenants",
                 remedy="name it, or leave it out",
             )
         self._known = [(_digest(operator.encode()), Caller(None))]
@@ -44,7 +46,7 @@ class Tokens:
         if len({digest for digest, _ in self._known}) < len(self._known):
             raise ConfigError(
                 "two callers have the same token",
-                path="$.node.http",
+                path=section,
                 remedy="give each a token of its own, such as from `openssl rand -hex 32`",
             )
 

@@ -1,0 +1,154 @@
+"""Clients that cost little: bytes made once are sent, and only first tokens are looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kvist.bench.gateway.processes import BenchError
+
+_FIRST = b'"content":"'
+_DONE = b"data: [DONE]"
+_LIMIT_S = 60.0
+_CONNECTING = 64
+_PROMPT_CHARS = 1000
+
+
+def request_bytes(
+    *, tokens: int, prompt_chars: int = _PROMPT_CHARS, logprobs: bool = False
+) -> bytes:
+    """A streamed chat, as bytes on the wire."""
+    text = ("a question of some length " * (prompt_chars // 26 + 1))[:prompt_chars]
+    fields = {"model": "stub", "messages": [{"role": "user", "content": text}], "stream": True}
+    fields |= {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "logprobs": logprobs}
+    body = json.dumps(fields).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one stream: to its first token, and to its end."""
+
+    ttft_s: float
+    took_s: float
+
+
+class Stream(asyncio.Protocol):
+    """One connection: sends a request, waits for its first token or its end."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[float] = loop.create_future()
+        self.end: asyncio.Future[float] = loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Looks for the first token, which is the first text that is not empty, and the end."""
+        seen = self._tail + data
+        if not self.first.done():
+            place = seen.find(_FIRST)
+            while place >= 0 and seen[place + len(_FIRST) :].startswith(b'"'):  # the role's
+                place = seen.find(_FIRST, place + 1)
+            if 0 <= place < len(seen) - len(_FIRST):
+                self.first.set_result(time.perf_counter())
+        if not self.end.done() and _DONE in seen:
+            self.end.set_result(time.perf_counter())
+        self._tail = seen[-64:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It broke, if something is still waited for."""
+        for waited in (self.first, self.end):
+            if not waited.done():
+                waited.set_exception(BenchError("a stream broke"))
+                waited.exception()  # looked at: who left early does not wait for it
+
+    def send(self, data: bytes) -> None:
+        """Sends a request."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def read_nothing(self) -> None:
+        """From now on what comes stays where it is."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Stream]:
+    """A stream that is open."""
+    _, stream = await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port)
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+async def timed(port: int, request: bytes) -> Timing:
+    """One stream on a connection of its own, read to its end."""
+    async with connected(port) as stream:
+        began_s = time.perf_counter()
+        stream.send(request)
+        async with asyncio.timeout(_LIMIT_S):
+            first_s, end_s = await stream.first, await stream.end
+    return Timing(first_s - began_s, end_s - began_s)
+
+
+async def poisson(port: int, request: bytes, *, rate_rps: float, count: int, seed: int) -> Load:
+    """So many streams, begun at times drawn beforehand, whether or not earlier ones have ended."""
+    chance, tasks = random.Random(seed), []
+    at_s = time.perf_counter()
+    for _ in range(count):
+        at_s += chance.expovariate(rate_rps)
+        await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
+        tasks.append(asyncio.create_task(timed(port, request)))
+    found = await asyncio.gather(*tasks)
+    return Load(list(found))
+
+
+@dataclass(slots=True)
+class Load:
+    """What streams took."""
+
+    timings: list[Timing] = field(default_factory=list)
+
+    def ttft_s(self, quantile: float) -> float:
+        """Of the times to a first token."""
+        times = sorted(t.ttft_s for t in self.timings)
+        return times[min(len(times) - 1, int(quantile * len(times)))]
+
+
+async def opened(port: int, request: bytes, count: int) -> list[Stream]:
+    """Streams that have their first token, and wait for the next."""
+    streams: list[Stream] = []
+    gate = asyncio.Semaphore(_CONNECTING)
+
+    async def one() -> None:
+        async with gate:
+            loop = asyncio.get_running_loop()
+            _, stream = await loop.create_connection(Stream, "127.0.0.1", port)
+            streams.append(stream)
+            stream.send(request)
+            async with asyncio.timeout(_LIMIT_S):
+                await stream.first
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(one())
+    return streams

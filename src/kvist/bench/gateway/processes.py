@@ -1,0 +1,83 @@
+"""An engine without a model and a gateway before it, each a process on a core of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist.core.errors import KvistError
+
+_END_S = 10.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KIB = 1024
+
+
+class BenchError(KvistError):
+    """A process that is measured did not start, or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One that listens on `port` of loopback."""
+
+    port: int
+    pid: int
+
+    def rss_bytes(self) -> int:
+        """Memory that is resident now."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * _KIB
+        raise BenchError(f"process {self.pid} has ended")
+
+    def cpu_s(self) -> float:
+        """Seconds of a core that it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+@contextmanager
+def engine(*options: str, core: int) -> Iterator[Process]:
+    """A stub engine."""
+    with _started(["-m", "kvist.testing.stub_engine", *options], core) as process:
+        yield process
+
+
+@contextmanager
+def gateway(engine: Process, *options: str, core: int) -> Iterator[Process]:
+    """A gateway in front of one engine."""
+    command = ["-m", "kvist.cli.main", "gateway", f"http://127.0.0.1:{engine.port}"]
+    with _started([*command, "--listen=127.0.0.1:0", "--quiet", *options], core) as process:
+        yield process
+
+
+def cores() -> tuple[int, int]:
+    """One core for the gateway, another for engine and clients; the same if there is one only."""
+    able = sorted(os.sched_getaffinity(0))
+    return able[0], able[-1]
+
+
+@contextmanager
+def _started(arguments: Sequence[str], core: int) -> Iterator[Process]:
+    """A Python process on one core, which prints its port at the end of its first line."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("KVIST_")}
+    child = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=env
+    )
+    try:
+        os.sched_setaffinity(child.pid, {core})
+        assert child.stdout is not None
+        line = child.stdout.readline().strip()
+        if not line:
+            raise BenchError(f"did not start: {' '.join(arguments)}")
+        yield Process(int(line.rpartition(":")[2]), child.pid)
+    finally:
+        child.kill()
+        child.wait(_END_S)
+        if child.stdout is not None:
+            child.stdout.close()

@@ -1,0 +1,186 @@
+"""Direct and through the gateway in turn, in one run, so that a difference is the gateway's."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+from collections.abc import Callable
+
+import msgspec
+
+from kvist.bench.gateway import load
+from kvist.bench.gateway.processes import Process, cores, engine, gateway
+
+_SPARE_DESCRIPTORS = 100
+_SETTLE_S = 1.0
+_WARM = 50
+_STILL_CPU_S = 0.05
+_STALLED_TOKENS = 200_000
+_LONG_S = 3600.0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What is asked of a run."""
+
+    rounds: int = 5
+    rate_rps: float = 200.0
+    requests: int = 2000  # of each round and way
+    tokens: int = 16
+    token_s: float = 0.01
+    streams: int = 10_000
+    stalled: int = 10
+
+
+class Added(msgspec.Struct, frozen=True):
+    """One round: seconds to the first token, direct and through the gateway, and its CPU time."""
+
+    direct_p50_s: float
+    direct_p99_s: float
+    gateway_p50_s: float
+    gateway_p99_s: float
+    cpu_s_per_request: float
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Memory of a gateway that holds streams whose next token is far away."""
+
+    streams: int
+    before_bytes: int
+    after_bytes: int
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """Seconds to the first token while others read nothing, beside the same without them."""
+
+    stalled: int
+    p50_s: float
+    p99_s: float
+    quiet_p50_s: float
+    quiet_p99_s: float
+    grown_bytes: int
+
+
+class Outcomes(msgspec.Struct):
+    """All of a run."""
+
+    settings: Settings
+    added: list[Added] = []
+    idle: Idle | None = None
+    slow: Slow | None = None
+
+    def added_p50_s(self) -> float:
+        """Median over the rounds of what the gateway adds to the median TTFT."""
+        return statistics.median(r.gateway_p50_s - r.direct_p50_s for r in self.added)
+
+    def added_p99_s(self) -> float:
+        """The same of the 99th percentile."""
+        return statistics.median(r.gateway_p99_s - r.direct_p99_s for r in self.added)
+
+
+def measure(settings: Settings, tell: Callable[[str], None]) -> Outcomes:
+    """Runs all; `tell` gets a line now and then.
+
+    Raises:
+        BenchError: a process did not start, or a stream broke.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    found = Outcomes(settings)
+    ours, theirs = cores()
+    pace = f"--token-s={settings.token_s}"
+    with engine(pace, core=theirs) as stub, gateway(stub, core=ours) as front:
+        for number in range(settings.rounds):
+            found.added.append(asyncio.run(_added(settings, stub, front, number)))
+            tell(f"overhead: round {number + 1} of {settings.rounds}")
+    # Two descriptors of the gateway for each stream.
+    streams = min(settings.streams, (hard - _SPARE_DESCRIPTORS) // 2)
+    with (
+        engine(f"--token-s={_LONG_S}", core=theirs) as stub,
+        gateway(stub, f"--set=gateway.timeouts.token_s={_LONG_S}", core=ours) as front,
+    ):
+        tell(f"memory: {streams} idle streams")
+        found.idle = asyncio.run(_idle(front, streams))
+    with engine(core=theirs) as stub, gateway(stub, core=ours) as front:
+        tell("others while some clients read nothing")
+        found.slow = asyncio.run(_slow(settings, stub, front))
+    return found
+
+
+async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:
+    request = load.request_bytes(tokens=settings.tokens)
+    for port in (stub.port, front.port):
+        await load.poisson(port, request, rate_rps=settings.rate_rps, count=_WARM, seed=0)
+
+    async def run(port: int) -> load.Load:
+        return await load.poisson(
+            port, request, rate_rps=settings.rate_rps, count=settings.requests, seed=number
+        )
+
+    if number % 2:
+        direct = await run(stub.port)
+    before_s = front.cpu_s()
+    through = await run(front.port)
+    cpu_s = front.cpu_s() - before_s
+    if not number % 2:
+        direct = await run(stub.port)
+    return Added(
+        direct.ttft_s(0.5),
+        direct.ttft_s(0.99),
+        through.ttft_s(0.5),
+        through.ttft_s(0.99),
+        cpu_s / settings.requests,
+    )
+
+
+async def _idle(front: Process, count: int) -> Idle:
+    request = load.request_bytes(tokens=16, prompt_chars=100)
+    (warm,) = await load.opened(front.port, request, 1)
+    before = front.rss_bytes()
+    streams = await load.opened(front.port, request, count - 1)
+    await asyncio.sleep(_SETTLE_S)
+    found = Idle(count, before, front.rss_bytes())
+    for stream in (warm, *streams):
+        stream.close()
+    return found
+
+
+async def _slow(settings: Settings, stub: Process, front: Process) -> Slow:
+    request = load.request_bytes(tokens=settings.tokens)
+
+    async def others(seed: int) -> load.Load:
+        return await load.poisson(
+            front.port,
+            request,
+            rate_rps=settings.rate_rps / 4,
+            count=settings.requests // 4,
+            seed=seed,
+        )
+
+    await others(0)
+    quiet, before = await others(1), front.rss_bytes()
+    much = load.request_bytes(tokens=_STALLED_TOKENS, logprobs=True)
+    stalled = await load.opened(front.port, much, settings.stalled)
+    for stream in stalled:
+        stream.read_nothing()
+    await _until_still(stub)
+    beside = await others(1)
+    found = Slow(
+        settings.stalled,
+        beside.ttft_s(0.5),
+        beside.ttft_s(0.99),
+        quiet.ttft_s(0.5),
+        quiet.ttft_s(0.99),
+        front.rss_bytes() - before,
+    )
+    for stream in stalled:
+        stream.close()
+    return found
+
+
+async def _until_still(process: Process) -> None:
+    """Waits until every buffer is full, so that an engine that never rests has to."""
+    used_s = -1.0
+    while process.cpu_s() - used_s > _STILL_CPU_S:
+        used_s = process.cpu_s()
+        await asyncio.sleep(_SETTLE_S)

@@ -1,0 +1,89 @@
+"""Reads the bodies of requests: each within its bounds, and all of them within theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from kvist.gateway.faults import Fault, unmet
+
+_RETRY_S = 1.0
+_JSON = "application/json"
+
+
+class Bodies:
+    """Counts the bytes that are held until their requests are done."""
+
+    def __init__(self, most_bytes: int, most_held_bytes: int, limit_s: float) -> None:
+        """`most_bytes` of one, `most_held_bytes` of all, and the seconds in which one must come."""
+        self._most, self._most_held, self._limit_s = most_bytes, most_held_bytes, limit_s
+        self.held_bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """The body, which counts as held until the context is left.
+
+        Raises:
+            Fault: it is too long, compressed, no JSON, late or cut off, or too much is held.
+        """
+        self._check(request)
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            yield bytes(body)
+        finally:
+            self.held_bytes -= len(body)
+
+    async def _fill(self, body: bytearray, request: web.BaseRequest) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                if request.headers.get("Expect", "").lower() == "100-continue":
+                    await _go_on(request)
+                while data := await request.content.readany():
+                    self.held_bytes += len(data)
+                    body += data
+                    if len(body) > self._most:
+                        raise self._too_long()
+                    if self.held_bytes > self._most_held:
+                        raise unmet("too many bytes are in flight", _RETRY_S)
+        except TimeoutError as error:
+            raise Fault(
+                HTTPStatus.REQUEST_TIMEOUT, "the body did not come in time", code="timeout"
+            ) from error
+        except web.RequestPayloadError as error:
+            raise Fault(HTTPStatus.BAD_REQUEST, f"the body: {error}", code="bad_body") from error
+
+    def _check(self, request: web.BaseRequest) -> None:
+        if "Content-Encoding" in request.headers:
+            raise Fault(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body is compressed", code="bad_encoding"
+            )
+        kind = request.content_type
+        if "Content-Type" in request.headers and kind != _JSON and not kind.endswith("+json"):
+            raise Fault(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body is not JSON", code="bad_content_type"
+            )
+        length = request.content_length or 0
+        if length > self._most:
+            raise self._too_long()
+        if self.held_bytes + length > self._most_held:
+            raise unmet("too many bytes are in flight", _RETRY_S)
+
+    def _too_long(self) -> Fault:
+        return Fault(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"at most {self._most} bytes may come",
+            code="request_too_large",
+        )
+
+
+async def _go_on(request: web.BaseRequest) -> None:
+    """Tells a client that waits for it to send its body."""
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer's own head is still to come

@@ -1,0 +1,67 @@
+"""The client's side of a request: its headers are sent with its first bytes, and no sooner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+REQUEST_ID = "X-Request-Id"
+
+
+class ClientGone(ConnectionError):
+    """The client has left, or reads nothing."""
+
+
+class Client:
+    """Who asked. Until `begin`, a request can still end in any status."""
+
+    def __init__(self, request: web.BaseRequest, request_id: str, stall_s: float) -> None:
+        self._request, self._id, self._stall_s = request, request_id, stall_s
+        self.response: web.StreamResponse | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its answer's status was sent."""
+        return self.response is not None
+
+    async def begin(self, status: int, headers: Mapping[str, str], *, length: int | None) -> None:
+        """Sends the head; `length` None: nobody knows how long the answer will be."""
+        response = web.StreamResponse(status=status, headers={**headers, REQUEST_ID: self._id})
+        response.content_length = length
+        self.response = response
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+    async def send(self, data: bytes) -> None:
+        """Sends bytes; waits while the client has not read what it was sent before.
+
+        Raises:
+            ClientGone: it went away, or read nothing for `stall_s`.
+        """
+        assert self.response is not None
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.response.write(data)
+        except (ConnectionError, TimeoutError) as error:
+            self.cut()
+            raise ClientGone from error
+
+    async def end(self) -> None:
+        """The answer is whole."""
+        assert self.response is not None
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.response.write_eof()
+        except (ConnectionError, TimeoutError) as error:
+            self.cut()
+            raise ClientGone from error
+
+    def cut(self) -> None:
+        """Ends the connection without saying goodbye: the answer is seen to be broken."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,84 @@
+"""The gateway's OpenAPI document: what it checks of a request itself, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvist.gateway.ask import Body, Endpoint
+from kvist.gateway.faults import FaultBody
+
+_SCHEMAS = "#/components/schemas/"
+_FAULTS = {
+    400: "A field cannot be meant, or the body is not JSON.",
+    401: "No API key, or one that nobody has.",
+    403: "The key is a tenant's, the path the operator's.",
+    404: "No such model, or path.",
+    405: "Another method is meant.",
+    408: "The body did not come in time.",
+    413: "The body is too long.",
+    415: "The body is compressed, or not JSON.",
+    429: "A limit of the key is reached, or the engines are too busy to be in time.",
+    500: "The engine failed.",
+    502: "A stream broke and could not go on.",
+    503: "No replica is up, or the gateway ends.",
+}
+_NEEDED = {
+    Endpoint.CHAT: ["messages"],
+    Endpoint.COMPLETIONS: ["prompt"],
+    Endpoint.EMBEDDINGS: ["input"],
+}
+_ABOUT = {
+    Endpoint.CHAT: "Answers a chat.",
+    Endpoint.COMPLETIONS: "Completes a prompt.",
+    Endpoint.EMBEDDINGS: "Embeds texts.",
+}
+
+
+def openapi(version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. Fields that it does not name go to the engine as they come."""
+    _, schemas = msgspec.json.schema_components([Body, FaultBody], ref_template=_SCHEMAS + "{name}")
+    paths: dict[str, Any] = {
+        endpoint.value: {"post": _routed(endpoint, about)} for endpoint, about in _ABOUT.items()
+    }
+    json, text = {"application/json": {}}, {"text/plain": {}}
+    paths["/v1/models"] = {"get": _operation("models", "Models of the engines.", json)}
+    paths["/replicas"] = {
+        "get": _operation("replicas", "The replicas and their state; the operator's.", json)
+    }
+    paths["/metrics"] = {"get": _operation("metrics", "For Prometheus; the operator's.", text)}
+    for path, about in (("/healthz", "The gateway lives."), ("/readyz", "It can serve.")):
+        paths[path] = {"get": _operation(path[1:], about, json) | {"security": []}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Kvist gateway", "version": version},
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _routed(endpoint: Endpoint, about: str) -> dict[str, Any]:
+    answers: dict[str, Any] = {"application/json": {}}
+    if endpoint is not Endpoint.EMBEDDINGS:
+        answers["text/event-stream"] = {}
+    schema = {"allOf": [{"$ref": _SCHEMAS + "Body"}, {"required": _NEEDED[endpoint]}]}
+    return _operation(endpoint.name.lower(), about, answers) | {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+    }
+
+
+def _operation(name: str, about: str, answers: dict[str, Any]) -> dict[str, Any]:
+    fault = {"application/json": {"schema": {"$ref": _SCHEMAS + FaultBody.__name__}}}
+    return {
+        "summary": about,
+        "operationId": name,
+        "responses": {
+            "200": {"description": "OK", "content": answers},
+            **{str(code): {"description": t, "content": fault} for code, t in _FAULTS.items()},
+        },
+    }

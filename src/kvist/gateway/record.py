@@ -1,0 +1,38 @@
+"""What is known of a request when it is over: one line of the log, some samples, one span."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["ok", "refused", "invalid", "failed", "cancelled"]
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A request's line in the log; seconds, and tokens as the engine counts them where it does.
+
+    `hit_tokens` are those that the router expected in a cache, `cached_tokens` those that the
+    engine says it found; `reasons` say for each attempt why its replica was chosen, `broke` what
+    went wrong with those that failed.
+    """
+
+    request: str
+    endpoint: str
+    outcome: Outcome = "failed"
+    status: int = 0
+    tenant: str = ""
+    model: str = ""
+    streamed: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    hit_tokens: int = 0
+    cached_tokens: int | None = None
+    replicas: list[str] = []
+    reasons: list[str] = []
+    broke: list[str] = []
+    ways: list[str] = []
+    predicted_ttft_s: float | None = None
+    ttft_s: float | None = None
+    took_s: float = 0.0
+    fault: str = ""

@@ -1,0 +1,245 @@
+"""Serves one request: chooses a replica, hands on its answer, and tries another when it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+
+from kvist.core.errors import FormatError
+from kvist.gateway.ask import Asked
+from kvist.gateway.client import Client
+from kvist.gateway.delivered import Delivered, Usage
+from kvist.gateway.faults import Fault, unmet
+from kvist.gateway.handing import Handing, closing
+from kvist.gateway.record import Record
+from kvist.gateway.replicas import Replicas
+from kvist.gateway.resume import Plan, Way, plan_next, tracks, with_ids
+from kvist.gateway.settings import Settings
+from kvist.gateway.sse import EventCutter
+from kvist.gateway.upstream import OK, Attempt, Broken, Reply
+from kvist.router.protocol import Ask, Choice, Refused, Router
+
+# Another replica may do better.
+_ELSEWHERE = {429, 500, 502, 503, 504}
+
+
+class _WithUsage(msgspec.Struct):
+    usage: Usage | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that was let in. `headers` are those that engines get."""
+
+    ask: Ask
+    asked: Asked
+    body: bytes
+    headers: CIMultiDict[str]
+    began_s: float
+    record: Record
+    failed: set[str] = field(default_factory=set)
+
+
+class Relay:
+    """The part of a gateway that speaks with engines."""
+
+    def __init__(
+        self,
+        router: Router,
+        replicas: Replicas,
+        session: aiohttp.ClientSession,
+        settings: Settings,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` is the event loop's."""
+        self._router, self._replicas, self._session = router, replicas, session
+        self._settings, self._limits, self._clock = settings, settings.timeouts, clock
+
+    async def serve(self, call: Call, client: Client) -> None:
+        """Answers a request, on one replica after the other.
+
+        Raises:
+            Fault: none could; the client may have the beginning of an answer.
+            ClientGone: nobody is there to be answered.
+        """
+        tracked = tracks(call.asked, self._settings.migrate)
+        body = with_ids(call.asked) if tracked else call.body
+        plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
+        for attempt in range(1, self._settings.attempts + 1):
+            try:
+                with self._booked(call) as choice:
+                    await self._once(call, client, choice, plan, delivered, tracked=tracked)
+                return
+            except Broken as broken:
+                self._note(call, choice, broken)
+                if delivered.finished and call.asked.is_single:
+                    options = call.asked.fields.stream_options
+                    usage = options is not None and bool(options.include_usage)
+                    await client.send(closing(delivered, with_usage=usage))
+                    await client.end()
+                    return
+                if attempt == self._settings.attempts:
+                    return await self._give_up(client, broken)
+            card = self._replicas.model(call.asked.fields.model)
+            context_tokens = None if card is None else card.max_model_len
+            plan = plan_next(call.asked, body, delivered, self._settings.migrate, context_tokens)
+            call.record.ways = [*call.record.ways, plan.way.value]
+
+    async def get(self, path: str, headers: CIMultiDict[str], client: Client) -> None:
+        """Hands on what any replica answers to a question that costs it nothing.
+
+        Raises:
+            Fault: none is up, or it did not answer.
+        """
+        up = [replica for replica in self._replicas.all() if replica.healthy]
+        if not up:
+            raise unmet("no replica is up", 1.0)
+        until_s = self._clock() + self._limits.health_s
+        try:
+            async with Attempt(self._session, up[0]) as attempt:
+                await attempt.open(path, None, headers, until_s)
+                reply = await attempt.whole(until_s)
+        except Broken as broken:
+            raise unmet(f"the replica broke: {broken}", 1.0) from broken
+        await _send(client, reply)
+
+    @contextmanager
+    def _booked(self, call: Call) -> Iterator[Choice]:
+        """A replica, booked until the body is left."""
+        ask = replace(call.ask, exclude=frozenset(call.failed), admitted=bool(call.failed))
+        choice = self._router.choose(ask, self._clock())
+        if isinstance(choice, Refused) and call.failed:  # each failed it once
+            choice = self._router.choose(replace(ask, exclude=frozenset()), self._clock())
+        if isinstance(choice, Refused):
+            raise _refused(choice)
+        record, failed = call.record, False
+        record.replicas = [*record.replicas, choice.replica]
+        record.reasons = [*record.reasons, choice.reason]
+        if record.predicted_ttft_s is None:
+            record.predicted_ttft_s, record.hit_tokens = choice.ttft_s, choice.hit_tokens
+        try:
+            yield choice
+        except Broken:
+            failed = True
+            raise
+        finally:
+            self._router.finish(choice.booking, self._clock(), failed=failed)
+
+    async def _once(
+        self,
+        call: Call,
+        client: Client,
+        choice: Choice,
+        plan: Plan,
+        delivered: Delivered,
+        *,
+        tracked: bool,
+    ) -> None:
+        replica, asked = self._replicas[choice.replica], call.asked
+        limit_s = self._limits.first_token_s if asked.streams else self._limits.answer_s
+        until_s = self._clock() + limit_s
+        async with Attempt(self._session, replica) as attempt:
+            await attempt.open(plan.path, plan.body, call.headers, until_s)
+            if attempt.status == OK and asked.streams and attempt.is_stream:
+                handing = Handing(asked, plan, delivered, tracked=tracked)
+                return await self._stream(call, client, choice, attempt, handing)
+            reply = await attempt.whole(until_s)
+        if reply.status in _ELSEWHERE:
+            raise Broken(f"it answered {reply.status}", reply=reply)
+        if client.has_begun:
+            raise unmet(f"the stream broke, and another replica answered {reply.status}")
+        self._first(call, choice)
+        self._count(call, _usage(reply))
+        await _send(client, reply)
+
+    async def _stream(
+        self, call: Call, client: Client, choice: Choice, attempt: Attempt, handing: Handing
+    ) -> None:
+        cutter = EventCutter()
+        until_s = self._clock() + self._limits.first_token_s
+        try:
+            while data := await attempt.read(until_s):
+                before = handing.tokens
+                out = handing.take(cutter.feed(data))
+                if handing.tokens > before:
+                    if not before:
+                        self._first(call, choice)
+                    self._router.progress(choice.booking, handing.tokens, self._clock())
+                if handing.tokens > before or handing.done:
+                    until_s = self._clock() + self._limits.token_s
+                if out:
+                    if not client.has_begun:
+                        await client.begin(attempt.status, attempt.headers, length=None)
+                    await client.send(out)
+                if handing.broken is not None:
+                    raise handing.broken
+        except FormatError as error:
+            raise Broken(str(error)) from error
+        except Broken:
+            if not handing.done:
+                raise
+        finally:
+            call.record.output_tokens = handing.delivered_tokens
+            self._count(call, handing.usage)
+        if not handing.done:
+            raise Broken("it ended the stream too soon")
+        await client.end()
+
+    def _first(self, call: Call, choice: Choice) -> None:
+        now_s = self._clock()
+        self._router.first_token(choice.booking, now_s)
+        if call.record.ttft_s is None:
+            call.record.ttft_s = now_s - call.began_s
+
+    def _count(self, call: Call, usage: Usage | None) -> None:
+        if usage is not None:
+            call.record.prompt_tokens = usage.prompt_tokens or 0
+            call.record.output_tokens = usage.completion_tokens or 0
+            details = usage.prompt_tokens_details
+            call.record.cached_tokens = None if details is None else details.cached_tokens
+
+    def _note(self, call: Call, choice: Choice, broken: Broken) -> None:
+        call.failed.add(choice.replica)
+        call.record.broke = [*call.record.broke, str(broken)]
+        if broken.is_gone:
+            self._replicas.suspect(choice.replica)
+
+    async def _give_up(self, client: Client, broken: Broken) -> None:
+        """After the last attempt: what the engine said, if it said anything.
+
+        Raises:
+            Fault: it did not.
+        """
+        if broken.reply is None or client.has_begun:
+            raise unmet(f"no replica served it; the last one: {broken}") from broken
+        await _send(client, broken.reply)
+
+
+def _refused(refused: Refused) -> Fault:
+    if refused.reason == "no-replica":
+        return unmet("no replica is up", refused.retry_after_s)
+    return Fault(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"the engines are too busy to serve it in time ({refused.reason})",
+        code="overloaded",
+        retry_after_s=refused.retry_after_s,
+    )
+
+
+def _usage(reply: Reply) -> Usage | None:
+    try:
+        return msgspec.json.decode(reply.body, type=_WithUsage).usage
+    except msgspec.MsgspecError:
+        return None
+
+
+async def _send(client: Client, reply: Reply) -> None:
+    await client.begin(reply.status, reply.headers, length=len(reply.body))
+    await client.send(reply.body)
+    await client.end()

@@ -1,0 +1,181 @@
+"""The gateway as a server: its connections, its start, and an end that loses nothing.
+
+Told to end, it goes on serving for `leave_s` while `/readyz` says no; then it listens no more, and
+requests that are under way have `drain_s` to come to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from kvist.gateway.faults import Fault
+from kvist.gateway.front import Front, Parts
+from kvist.gateway.limits import TenantLimits
+from kvist.gateway.prompt import Prompts
+from kvist.gateway.relay import Relay
+from kvist.gateway.replicas import Replicas
+from kvist.gateway.settings import Settings
+from kvist.gateway.telemetry import Telemetry
+from kvist.gateway.tracer import Tracer
+from kvist.gateway.upstream import open_session
+from kvist.node.http.tokens import Tokens
+from kvist.router.protocol import Router
+
+_log = logging.getLogger(__name__)
+MOST_LINE_BYTES = 8190  # of a request's first line, and of each header
+MOST_HEADERS = 100
+_BACKLOG = 2048
+_LINGER_S = 2.0  # for a client that sends a body that nobody reads
+_LOOK_S = 0.02
+_CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What a gateway is made of. `tokens` None: nobody needs a key."""
+
+    urls: tuple[str, ...]
+    router: Router
+    prompts: Prompts
+    limits: TenantLimits
+    tracer: Tracer
+    tokens: Tokens | None
+    settings: Settings
+    version: str
+    tls: ssl.SSLContext | None = None
+
+
+async def serve(
+    gateway: Gateway,
+    listener: socket.socket,
+    stop: asyncio.Future[None],
+    on_ready: Callable[[], None],
+) -> None:
+    """Serves on `listener` until `stop` is done, and then until nothing is under way."""
+    loop, settings = asyncio.get_running_loop(), gateway.settings
+    async with open_session(settings) as session:
+        key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
+        replicas = Replicas(gateway.urls, gateway.router, session, settings.timeouts, key)
+        telemetry = Telemetry(lambda: front.in_flight, lambda: gateway.router.booked)
+        parts = Parts(
+            relay=Relay(gateway.router, replicas, session, settings, loop.time),
+            replicas=replicas,
+            prompts=gateway.prompts,
+            limits=gateway.limits,
+            telemetry=telemetry,
+            tracer=gateway.tracer,
+            tokens=gateway.tokens,
+            settings=settings,
+            version=gateway.version,
+        )
+        front = Front(parts, loop.time)
+        await replicas.start()
+        http = _HttpServer(front.handle, settings)
+        server = await loop.create_server(http, sock=listener, backlog=_BACKLOG, ssl=gateway.tls)
+        on_ready()
+        try:
+            await stop
+            await _drain(front, http, server, settings)
+        finally:
+            server.close()
+            await http.shutdown(_CLOSE_S)
+            await replicas.stop()
+            gateway.prompts.close()
+            gateway.tracer.close()
+
+
+async def _drain(
+    front: Front, http: _HttpServer, server: asyncio.Server, settings: Settings
+) -> None:
+    front.leaving = True
+    await asyncio.sleep(settings.leave_s)
+    server.close()
+    http.pre_shutdown()  # connections without a request end now, the others behind it
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + settings.drain_s
+    while front.in_flight and loop.time() < until_s:
+        await asyncio.sleep(_LOOK_S)
+    if front.in_flight:
+        _log.warning("%d requests did not end in time", front.in_flight)
+
+
+class _Connection(web.RequestHandler):
+    """A connection whose faults of HTTP are said as OpenAI's API says faults."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Takes no other request; ends at once unless one is under way."""
+        super().close()
+        if not self._request_in_progress and self.transport is not None:
+            self.transport.close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What a request that is none, or that failed in us, gets as an answer."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            _log.error("a request failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        text = (message or "the request failed").partition("\n")[0]
+        fault = Fault(HTTPStatus(status), text, code="bad_http" if status < 500 else "internal")
+        response = web.Response(body=fault.body(), status=status, headers=fault.headers())
+        response.force_close()
+        return response
+
+
+class _Full(asyncio.Protocol):
+    """A connection beyond the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Closes it."""
+        transport.close()
+
+
+class _HttpServer(web.Server):
+    """Makes a handler for each connection, up to the limit."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Any], settings: Settings) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._most, self._open = settings.bounds.connections, 0
+        self._options: dict[str, Any] = {
+            "keepalive_timeout": settings.timeouts.head_s,
+            "max_line_size": MOST_LINE_BYTES,
+            "max_field_size": MOST_LINE_BYTES,
+            "max_headers": MOST_HEADERS,
+            "lingering_time": _LINGER_S,
+            "access_log": None,
+            "auto_decompress": False,
+        }
+
+    def __call__(self) -> Any:
+        """A protocol for a new connection."""
+        if self._open >= self._most:
+            return _Full()
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """One more."""
+        self._open += 1
+        super().connection_made(handler, transport)
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        """One less."""
+        self._open -= 1
+        super().connection_lost(handler, exc)

@@ -1,0 +1,73 @@
+"""Counts requests for Prometheus, and logs one line of JSON for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvist.gateway.record import Record
+from kvist.metrics import BY_NAME
+
+requests_log = logging.getLogger("kvist.gateway.requests")
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOOK_S = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
+
+
+class Telemetry:
+    """The samples of one gateway."""
+
+    def __init__(self, in_flight: Callable[[], int], booked: Callable[[], int]) -> None:
+        """`in_flight` and `booked` are asked when the page is."""
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("kvist_gateway_requests_total")
+        self._prompt = self._counter("kvist_gateway_prompt_tokens_total")
+        self._output = self._counter("kvist_gateway_output_tokens_total")
+        self._hits = self._counter("kvist_gateway_hit_tokens_total")
+        self._broke = self._counter("kvist_gateway_broken_attempts_total")
+        self._resumed = self._counter("kvist_gateway_resumed_total")
+        self._ttft = self._histogram("kvist_gateway_ttft_seconds", _TTFT_S)
+        self._error = self._histogram("kvist_gateway_ttft_error_seconds", _TTFT_S)
+        self._took = self._histogram("kvist_gateway_request_seconds", _TOOK_S)
+        for name, value in (
+            ("kvist_gateway_requests_in_flight", in_flight),
+            ("kvist_gateway_bookings", booked),
+        ):
+            gauge = Gauge(name, BY_NAME[name].description, registry=self._registry)
+            gauge.set_function(value)
+
+    def done(self, record: Record) -> None:
+        """A request is over."""
+        self._requests.labels(record.endpoint, record.outcome).inc()
+        self._prompt.labels(record.tenant).inc(record.prompt_tokens)
+        self._output.labels(record.tenant).inc(record.output_tokens)
+        self._hits.labels(record.tenant).inc(record.hit_tokens)
+        for replica, _ in zip(record.replicas, record.broke, strict=False):
+            self._broke.labels(replica).inc()
+        for way in record.ways:
+            self._resumed.labels(way).inc()
+        self._took.labels(record.endpoint).observe(record.took_s)
+        if record.ttft_s is not None and record.streamed:
+            self._ttft.labels(record.endpoint).observe(record.ttft_s)
+            if record.predicted_ttft_s:
+                self._error.labels(record.endpoint).observe(
+                    abs(record.ttft_s - record.predicted_ttft_s)
+                )
+        if requests_log.isEnabledFor(logging.INFO):
+            requests_log.info("%s", msgspec.json.encode(record).decode())
+
+    def page(self) -> bytes:
+        """The page for Prometheus."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str) -> Counter:
+        metric = BY_NAME[name]
+        return Counter(name, metric.description, metric.labels, registry=self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        metric = BY_NAME[name]
+        return Histogram(
+            name, metric.description, metric.labels, registry=self._registry, buckets=buckets
+        )

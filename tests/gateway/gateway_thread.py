@@ -1,0 +1,206 @@
+"""A gateway on a thread of this process, clients of it, and what one engine alone says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+from kvist.gateway.limits import TenantLimits
+from kvist.gateway.prompt import Prompts
+from kvist.gateway.server import Gateway, serve
+from kvist.gateway.settings import Settings, Timeouts
+from kvist.gateway.tracer import NoTracer, Tracer
+from kvist.node.http.tokens import Tokens
+from kvist.router.plain import LeastBooked
+from kvist.testing.stub_engine import StubEngine
+
+LIMIT_S = 20.0
+HASTY = Timeouts(connect_s=1.0, first_token_s=5.0, token_s=5.0, health_s=0.1)
+
+
+@dataclass
+class Running:
+    """A gateway that serves; `router` is the one it asks."""
+
+    port: int
+    router: LeastBooked
+    stop: Callable[[], None]
+    leaked: list[str] = field(default_factory=list)
+
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        method: str = "",
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Status, body (of JSON its value) and headers."""
+        with self.open(path, body, headers=headers, method=method) as reply:
+            text = reply.read()
+            is_json = reply.headers.get_content_type() == "application/json"
+            value = json.loads(text) if is_json else text.decode()
+            return reply.status, value, dict(reply.headers)
+
+    @contextmanager
+    def open(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        method: str = "",
+    ) -> Iterator[HTTPResponse]:
+        """An answer whose body is not read yet; the connection ends with the context."""
+        link = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        link.request(
+            method or ("GET" if body is None else "POST"), path, data, {**kind, **(headers or {})}
+        )
+        reply = link.getresponse()
+        try:
+            yield reply
+        finally:
+            reply.close()
+            link.close()
+
+    def stream(self, path: str, body: dict[str, Any]) -> Stream:
+        """A streamed answer, read to its end."""
+        with self.open(path, body | {"stream": True}) as reply:
+            assert reply.status == 200, reply.read()
+            return read_stream(reply)
+
+
+@dataclass
+class Stream:
+    """What a client makes of a stream."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        """All that was said, of a completion or a chat."""
+        parts = []
+        for event in self.events:
+            for choice in event.get("choices", ()):
+                parts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        return "".join(parts)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Ids, if they were asked for."""
+        return [t for e in self.events for c in e["choices"] for t in c.get("token_ids") or ()]
+
+    @property
+    def finish(self) -> list[str]:
+        """Why each choice ended."""
+        reasons = [c.get("finish_reason") for e in self.events for c in e.get("choices", ())]
+        return [reason for reason in reasons if reason]
+
+    @property
+    def usage(self) -> dict[str, int] | None:
+        """Of the last event that has one."""
+        found = [event["usage"] for event in self.events if event.get("usage")]
+        return found[-1] if found else None
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """A fault that ended it."""
+        found = [event["error"] for event in self.events if event.get("error")]
+        return found[0] if found else None
+
+
+def read_stream(reply: HTTPResponse, on_event: Callable[[int], None] | None = None) -> Stream:
+    """Reads events to the end; `on_event` gets the count of those that came."""
+    found = Stream()
+    for line in reply:
+        data = line.strip().removeprefix(b"data: ")
+        if not data:
+            continue
+        if data == b"[DONE]":
+            found.done = True
+            continue
+        found.events.append(json.loads(data))
+        if on_event is not None:
+            on_event(len(found.events))
+    return found
+
+
+@contextmanager
+def serving(
+    *engines: StubEngine | str,
+    settings: Settings | None = None,
+    limits: TenantLimits | None = None,
+    tokens: Tokens | None = None,
+    tracer: Tracer | None = None,
+    prompts: Prompts | None = None,
+) -> Iterator[Running]:
+    """A gateway in front of engines; no booking may be open when it ends."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    router = LeastBooked()
+    gateway = Gateway(
+        urls=tuple(e if isinstance(e, str) else e.url for e in engines),
+        router=router,
+        prompts=prompts or Prompts(None, None),
+        limits=limits or TenantLimits(),
+        tracer=tracer or NoTracer(),
+        tokens=tokens,
+        settings=settings or Settings(timeouts=HASTY, drain_s=5.0),
+        version="1",
+    )
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    stop: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not stop.done():
+            stop.set_result(None)
+
+    def run() -> None:
+        loop.run_until_complete(serve(gateway, listener, stop, ready.set))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(LIMIT_S)
+        running = Running(listener.getsockname()[1], router, lambda: loop.call_soon_threadsafe(end))
+        yield running
+        eventually(lambda: router.booked == 0)
+    finally:
+        if thread.is_alive():
+            loop.call_soon_threadsafe(end)
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "the gateway does not end"
+
+
+def eventually(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Waits for what another thread or process brings about."""
+    until = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < until, "it did not come about"
+        time.sleep(0.005)
+
+
+def stats(engine: StubEngine) -> dict[str, Any]:
+    """What an engine remembers."""
+    link = HTTPConnection("127.0.0.1", engine.port, timeout=LIMIT_S)
+    link.request("GET", "/stats")
+    found: dict[str, Any] = json.loads(link.getresponse().read())
+    link.close()
+    return found
+
+
+def alone(engine: StubEngine, path: str, body: dict[str, Any]) -> Stream:
+    """What an engine says without a gateway."""
+    return Running(engine.port, LeastBooked(), lambda: None).stream(path, body)

@@ -1,0 +1,40 @@
+"""Schemathesis: whatever the OpenAPI document allows or forbids gets an answer that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from gateway_thread import Running, serving
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from kvist.gateway.openapi import openapi
+from kvist.testing.stub_engine import StubEngine
+
+SCHEMA = schemathesis.openapi.from_dict(openapi("1"))
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: StubEngine) -> Iterator[Running]:
+    with serving(engine) as running:
+        yield running
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+def test_answers_are_those_of_the_document(case: Any, gateway: Running) -> None:
+    case.call_and_validate(base_url=f"http://127.0.0.1:{gateway.port}", checks=CHECKS, timeout=20)
