@@ -26,6 +26,7 @@ from kvist.router.lengths import Groups
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
 
+_DOOR_RATIO = 0.95  # of a limit is aimed at at the door: what is foreseen errs
 _SPARED_RATIO = 0.8  # of each limit, for requests of low priority
 _OVERDRAWN_RATIO = 1.5  # for those of high priority
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
@@ -66,7 +67,7 @@ class Admission:
             return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
         if self.rule is Rule.NONE or ask.admitted or ask.exclude:
             return None
-        share, limits = share_of_limits(ask.priority), self._limits
+        share, limits = _DOOR_RATIO * share_of_limits(ask.priority), self._limits
         if queue_s and ttft_s > share * limits.ttft_s:
             return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
         if self.rule is Rule.BASELINE or is_idle(decode):

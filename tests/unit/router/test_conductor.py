@@ -52,7 +52,7 @@ def test_a_prefix_draws_a_request_until_its_queue_outweighs_it() -> None:
 def test_siblings_follow_the_first_of_them_before_any_block_is_stored() -> None:
     made = router("a", "b", "c")
     first = chosen(made.choose(ask("1", 6400, text="shared"), 0.0))
-    sibling = chosen(made.choose(ask("2", 6464, text="shared"), 0.01))
+    sibling = chosen(made.choose(ask("2", 6464, text="shared"), 0.1))
     assert sibling.replica == first.replica
     assert sibling.hit_tokens == 6400
     for booking in (first.booking, sibling.booking):
