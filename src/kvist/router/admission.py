@@ -26,8 +26,8 @@ from kvist.router.lengths import Groups
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
 
-_DOOR_RATIO = 0.95  # of a limit is aimed at at the door: what is foreseen errs
-_SPARED_RATIO = 0.8  # of each limit, for requests of low priority
+_AIM_RATIO = 0.95  # of each limit: what is foreseen errs, and a miss is worth nothing
+_SPARED_RATIO = 0.8  # for requests of low priority
 _OVERDRAWN_RATIO = 1.5  # for those of high priority
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
@@ -67,7 +67,7 @@ class Admission:
             return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
         if self.rule is Rule.NONE or ask.admitted or ask.exclude:
             return None
-        share, limits = _DOOR_RATIO * share_of_limits(ask.priority), self._limits
+        share, limits = share_of_limits(ask.priority), self._limits
         if queue_s and ttft_s > share * limits.ttft_s:
             return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
         if self.rule is Rule.BASELINE or is_idle(decode):
@@ -97,7 +97,7 @@ def share_of_limits(priority: int) -> float:
     """The share of each limit up to which requests of a priority are served."""
     if priority < 0:
         return _SPARED_RATIO
-    return _OVERDRAWN_RATIO if priority > 0 else 1.0
+    return _OVERDRAWN_RATIO if priority > 0 else _AIM_RATIO
 
 
 def _bounded_s(seconds: float) -> float:

@@ -119,7 +119,7 @@ def test_an_idle_replica_takes_what_it_cannot_do_in_time() -> None:
 
 
 def test_shares_of_limits_grow_with_priority() -> None:
-    assert [share_of_limits(p) for p in (-5, -1, 0, 1, 9)] == [0.8, 0.8, 1.0, 1.5, 1.5]
+    assert [share_of_limits(p) for p in (-5, -1, 0, 1, 9)] == [0.8, 0.8, 0.95, 1.5, 1.5]
 
 
 def test_a_computed_prompt_is_judged_again_by_its_decode_replica() -> None:

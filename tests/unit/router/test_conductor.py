@@ -213,7 +213,7 @@ def test_a_request_that_would_be_late_is_refused_with_when_to_come_again() -> No
     assert isinstance(made.choose(ask("1", 10_000), 0.0), Choice)
     late = made.choose(ask("2", 10_000), 0.0)
     assert late == Refused("ttft", 1.0)
-    assert made.choose(ask("3", 100_000), 0.0) == Refused("ttft", pytest.approx(9.52))
+    assert made.choose(ask("3", 100_000), 0.0) == Refused("ttft", pytest.approx(9.595))
     assert made.booked == 1
 
 
