@@ -26,7 +26,8 @@ from kvist.router.lengths import Groups
 from kvist.router.protocol import Ask, Refused
 from kvist.router.replicas import Replica
 
-_SPARED_RATIO = 0.8  # of each limit, for requests of low priority
+_AIM_RATIO = 0.95  # of each limit: what is foreseen errs, and a miss is worth nothing
+_SPARED_RATIO = 0.8  # for requests of low priority
 _OVERDRAWN_RATIO = 1.5  # for those of high priority
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 
@@ -96,7 +97,7 @@ def share_of_limits(priority: int) -> float:
     """The share of each limit up to which requests of a priority are served."""
     if priority < 0:
         return _SPARED_RATIO
-    return _OVERDRAWN_RATIO if priority > 0 else 1.0
+    return _OVERDRAWN_RATIO if priority > 0 else _AIM_RATIO
 
 
 def _bounded_s(seconds: float) -> float:

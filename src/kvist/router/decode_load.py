@@ -3,7 +3,9 @@
 At a later time, a request that decodes now is still there with the chance that its decode, being as
 old as it is, lasts that much longer; one that is in prefill has come if its first token is
 predicted before, and is still there with the chance that a decode lasts from then on. Chances are
-those of the decode times seen so far, of its tenant and endpoint where they are known.
+those of the decode times seen so far, of its tenant and endpoint where they are known. A request
+that comes later than most is overtaken by some that are not booked yet: in a second come as many as
+decode at a time, over the mean time of a decode (Little's law), and what is booked are the first.
 
 Source: Mooncake (arXiv 2407.00079), section 7.4. It spreads what is in prefill over all decode
 instances and takes one uniform decode time; here each request counts where it is booked, with the
@@ -38,7 +40,21 @@ def step_at_s(replica: Replica, more_tokens: int, at_s: float, now_s: float) -> 
             continue
         batch += chance
         tokens += chance * context.tokens
+    unseen = _overtaking(replica, at_s - now_s)
+    if unseen:
+        batch += unseen
+        tokens += unseen * replica.contexts.tokens / len(replica.contexts)
     return _step_s(replica, batch, tokens)
+
+
+def _overtaking(replica: Replica, lag_s: float) -> float:
+    """Requests that will be booked and begin to decode within `lag_s`."""
+    contexts = replica.contexts
+    if not contexts.live:
+        return 0.0
+    mean_s = sum(context.times.mean for context in contexts) / len(contexts)
+    came = contexts.live * lag_s / mean_s if mean_s else 0.0
+    return max(0.0, came - contexts.expected)
 
 
 def _step_s(replica: Replica, batch: float, context_tokens: float) -> float:

@@ -21,19 +21,26 @@ _RESCALE = 1e12
 class Distribution:
     """What values of at least `least` are like. One owner; no clock."""
 
-    __slots__ = ("_above", "_least", "_next", "_weights", "count", "total")
+    __slots__ = ("_above", "_least", "_next", "_sum", "_weights", "count", "total")
 
     def __init__(self, least: float = 1.0) -> None:
         self._least = least
         self._weights = [0.0] * _BUCKETS
         self._next = 1.0  # weight of the next value: grows in place of all others' fading
         self._above: list[float] | None = None  # weight from each bucket on
+        self._sum = 0.0  # of values by weight
         self.count = 0
         self.total = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean; 0 where nothing was seen."""
+        return self._sum / self.total if self.count else 0.0
 
     def add(self, value: float) -> None:
         """Learns from one value; what is below `least` counts as `least`."""
         self._weights[self._bucket(value)] += self._next
+        self._sum += self._next * max(value, self._least)
         self.total += self._next
         self.count += 1
         self._next *= 2 ** (1 / HALF_LIFE)
@@ -41,6 +48,7 @@ class Distribution:
         if self._next > _RESCALE:
             self._weights = [weight / self._next for weight in self._weights]
             self.total /= self._next
+            self._sum /= self._next
             self._next = 1.0
 
     def quantile(self, ratio: float) -> float:

@@ -55,6 +55,7 @@ def test_the_old_fades_and_weights_stay_finite() -> None:
     assert found.quantile(0.5) == pytest.approx(1000, rel=0.05)
     assert found.survival(500.0) == pytest.approx(7 / 8, abs=0.01)
     assert found.total < 1e13
+    assert found.mean == pytest.approx(100 + 900 * 7 / 8, rel=0.01)
 
 
 def test_lengths_are_learned_by_tenant_and_endpoint_and_else_those_of_all() -> None:

@@ -1,10 +1,10 @@
 """Kvist's own: the least time, of the request and of those that come behind it.
 
 A request's TTFT on a replica is `queue_s + serve_s`. It also holds up whoever comes to that replica
-before its queue is empty, and how many come there is seen by how many wait there. So a second of work
-is charged once for the request itself and once for each request that waits at that replica: nothing
-where nobody waits, and the more the busier the replica, where work that a cache could have spared is
-what others wait for. Long prompts thereby keep away from replicas to which many short ones come.
+before its queue is empty, and how many come there is seen by how many wait there. So a second of
+work is charged once for the request itself and once for each request that waits at that replica:
+nothing where nobody waits, and the more the busier the replica, where work that a cache could have
+spared is what others wait for. Long prompts thereby keep away from where many short ones come.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class Cluster:
 
     def match(self, keys: Seq[Key]) -> Mapping[str, Prefix]:
         """See `ClusterView`."""
-        far, nodes = self._reachable(keys), self.nodes()
-        return {str(node.index): self._prefix(node.index, keys, far) for node in nodes}
+        chain, far = tuple(keys), self._reachable(keys)
+        return {str(n.index): self._prefix(n.index, chain, far) for n in self.nodes()}
 
     @property
     def now_s(self) -> float:
@@ -173,7 +173,7 @@ class Cluster:
     def _reachable(self, keys: Seq[Key]) -> int:
         return 0 if self._spec.store.scope is Scope.LOCAL else self.store.reachable_blocks(keys)
 
-    def _prefix(self, node: int, keys: Seq[Key], far: int) -> Prefix:
+    def _prefix(self, node: int, keys: tuple[Key, ...], far: int) -> Prefix:
         hbm = self.engines[node].memory.matched(keys)
         own, on_ssd = self.store.held_blocks(node, keys, hbm)
         size = self._block_tokens

@@ -42,8 +42,8 @@ class Traffic:
 
 
 CHAT = Traffic("conversation", f"mooncake/{CONVERSATION}_trace.jsonl", 2.0, 10.0, 0.3)
-CODING = Traffic("coding agents", "unified/weka_agentic_200s_b512.jsonl.gz", 2.0, 10.0, 0.3)
-RAG = Traffic("RAG", "unified/ragpulse_b64.jsonl.gz", 3000.0, 5.0, 0.3)
+CODING = Traffic("coding agents", "unified/weka_agentic_200s_b512.jsonl.gz", 0.6, 10.0, 0.3)
+RAG = Traffic("RAG", "unified/ragpulse_b64.jsonl.gz", 2500.0, 5.0, 0.3)
 ALL_TRAFFIC = (CHAT, CODING, RAG)
 
 
