@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
+        block_keys,
         chain_keys,
         checksum,
         copy_checksum,
         digest,
         move_pages,
         move_pages_checksum,
+        unpack_tokens,
     )
 else:
     _wish = os.environ.get("KVIST_NATIVE", "auto")
@@ -65,12 +67,14 @@ else:
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
+    block_keys = _chosen.block_keys
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
     copy_checksum = _chosen.copy_checksum
     digest = _chosen.digest
     move_pages = _chosen.move_pages
     move_pages_checksum = _chosen.move_pages_checksum
+    unpack_tokens = _chosen.unpack_tokens
 
 __all__ = [
     "IMPLEMENTATION",
@@ -81,6 +85,7 @@ __all__ = [
     "PageMap",
     "RowCoder",
     "SpanTable",
+    "block_keys",
     "chain_keys",
     "checksum",
     "copy_checksum",
@@ -93,4 +98,5 @@ __all__ = [
     "move_pages_checksum",
     "open_pool",
     "open_uring",
+    "unpack_tokens",
 ]
