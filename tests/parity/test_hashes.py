@@ -37,6 +37,14 @@ def test_digest_is_blake3(native: ModuleType, length: int, seed: int) -> None:
     assert native.digest(data) == blake3.blake3(data).digest()
 
 
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 96, 127, 128, 1024, 1025, 5000])
+def test_every_variant_of_the_digest_is_blake3(native: ModuleType, length: int) -> None:
+    if not hasattr(native, "digest_variants"):
+        pytest.skip("the twin has one variant")
+    data = pattern(length)
+    assert set(native.digest_variants(data)) == {blake3.blake3(data).digest()}
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 100])
 @pytest.mark.parametrize("odd", [-1, 0, 1])
 def test_digest_is_blake3_around_chunk_borders(native: ModuleType, chunks: int, odd: int) -> None:

@@ -1,4 +1,4 @@
-"""The directory's table: both implementations against each other and against plain sets."""
+"""The table of owners: both implementations against plain dictionaries, names and prefixes too."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from owner_doubles import KEYS, NOBODY, contents, new_table
 
 from kvist.native import digest
-from kvist.native import owner_twin as twin
-
-KEYS = [digest(b"%d" % n) for n in range(24)]
-
-
-def new_table(native: ModuleType, most_keys: int = 1 << 20) -> Any:
-    if native.__name__.endswith("twin"):
-        return twin.OwnerTable(most_keys)
-    return native.OwnerTable(most_keys)
-
-
-def contents(table: Any) -> dict[bytes, list[tuple[int, int]]]:
-    return dict(table.items())
-
 
 CALLS = st.one_of(
     st.tuples(
@@ -33,6 +20,7 @@ CALLS = st.one_of(
         st.lists(st.sampled_from(KEYS), max_size=10),
     ),
     st.tuples(st.just("drop"), st.integers(0, 4)),
+    st.tuples(st.just("fade"), st.integers(1, 3)),
 )
 
 
@@ -46,6 +34,9 @@ def test_any_calls_leave_what_plain_sets_hold(
         getattr(table, name)(source, *rest)
         if name == "drop":
             facts = {fact for fact in facts if fact[1] != source}
+            continue
+        if name == "fade":  # its argument is tiers
+            facts = {fact for fact in facts if not fact[2] & source}
             continue
         bits, keys = rest
         mine = {(k, source, bit) for k in keys for bit in (1, 2) if bits & bit}
@@ -130,9 +121,9 @@ def test_memory_counts_what_is_held(native: ModuleType) -> None:
     ("source", "tiers", "keys"),
     [
         (-1, 1, KEYS),
-        (1 << 16, 1, KEYS),
+        (NOBODY, 1, KEYS),
         (0, 0, KEYS),
-        (0, 256, KEYS),
+        (0, 1 << 16, KEYS),
         (0, 1, [KEYS[0], b"short"]),
     ],
 )
@@ -140,11 +131,12 @@ def test_what_is_out_of_range_changes_nothing(
     native: ModuleType, source: int, tiers: int, keys: list[bytes]
 ) -> None:
     table = new_table(native)
-    with pytest.raises(ValueError, match=r"source has 16 bits|key is 16 bytes"):
+    with pytest.raises(ValueError, match=r"source is below|key is 16 bytes"):
         table.add(source, tiers, keys)
     assert len(table) == 0
 
 
-def test_bound_below_one_is_refused(native: ModuleType) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        new_table(native, 0)
+@pytest.mark.parametrize(("most_keys", "most_names"), [(0, 1), (1, 0)])
+def test_bound_below_one_is_refused(native: ModuleType, most_keys: int, most_names: int) -> None:
+    with pytest.raises(ValueError, match="are 1 or more"):
+        new_table(native, most_keys, most_names)

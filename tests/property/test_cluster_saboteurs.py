@@ -38,7 +38,7 @@ class ForgetsRestarts(Follower):
 
     def take(self, batch: Batch, now_s: float) -> Progress:
         self.incarnation = self.incarnation or batch.incarnation
-        return super().take(replace(batch, incarnation=self.incarnation), now_s)
+        return super().take(msgspec.structs.replace(batch, incarnation=self.incarnation), now_s)
 
     def expect(self, incarnation: int, newest: int, now_s: float) -> None:
         super().expect(self.incarnation or incarnation, newest, now_s)

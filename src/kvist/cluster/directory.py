@@ -18,9 +18,9 @@ from kvist.core.outcome import Tier
 from kvist.native import OwnerTable
 
 _TIERS = tuple(Tier)
-_BIT_OF = {tier: 1 << n for n, tier in enumerate(_TIERS)}
-_ALL_TIERS = sum(_BIT_OF.values())
-_FETCHABLE = _BIT_OF[Tier.DRAM] | _BIT_OF[Tier.SSD]
+BIT_OF = {tier: 1 << n for n, tier in enumerate(_TIERS)}
+_ALL_TIERS = sum(BIT_OF.values())
+_FETCHABLE = BIT_OF[Tier.DRAM] | BIT_OF[Tier.SSD]
 MOST_NODES = 1024
 
 
@@ -75,6 +75,7 @@ class Directory:
         self._table = OwnerTable(limits.most_keys)
         self._sources: dict[str, _Source] = {}
         self._names: list[str | None] = []
+        self._numbering = 0  # goes up whenever a publisher gets or loses its number
         self._asking: dict[str, Follower] = {}  # those that may have something to ask
         self.counts = Counts()
 
@@ -117,7 +118,7 @@ class Directory:
         else:
             self._asking[source.follower.node] = source.follower
         if progress.restarted:
-            self._table.drop(source.number)
+            self._void(source.number)
             self.counts.restarts += 1
         for ready in progress.batches:
             self.counts.batches += 1
@@ -130,7 +131,7 @@ class Directory:
         if source is None:
             return
         if incarnation > source.follower.incarnation:
-            self._table.drop(source.number)
+            self._void(source.number)
         source.follower.expect(incarnation, newest, now_s)
         if not source.follower.complete:
             self._asking[node] = source.follower
@@ -146,8 +147,9 @@ class Directory:
         source = self._sources.pop(node, None)
         self._asking.pop(node, None)
         if source is not None:
-            self._table.drop(source.number)
+            self._void(source.number)
             self._names[source.number] = None
+            self._numbering += 1
             self.counts.gone_gaps += source.follower.gaps
 
     def disbelieve(self, node: str, key: Key, at: Position) -> bool:
@@ -172,9 +174,9 @@ class Directory:
         """Who has a block, those that have it in the fastest tier first, then by name."""
         found = []
         for number, bits in self._table.find(key):
-            name = self._names[number]
-            if name is not None:
-                found.append(((bits & -bits).bit_length() - 1, name))
+            name, held = self._names[number], bits & _ALL_TIERS
+            if name is not None and held:
+                found.append(((held & -held).bit_length() - 1, name))
         return [Holder(name, _TIERS[tier]) for tier, name in sorted(found)]
 
     def fetchable(self, key: Key) -> list[str]:
@@ -188,7 +190,7 @@ class Directory:
 
     def reach(self, keys: Sequence[Key]) -> dict[str, int]:
         """For each node that has the first key: how many blocks it has from there without a gap."""
-        runs = ((self._names[number], run) for number, run in self._table.runs(keys))
+        runs = ((self._names[number], run) for number, run in self._table.runs(keys, _ALL_TIERS))
         return {name: run for name, run in runs if name is not None}
 
     @property
@@ -213,19 +215,24 @@ class Directory:
             yield (
                 tag,
                 {
-                    name: frozenset(t for t, bit in _BIT_OF.items() if bits & bit)
+                    name: frozenset(t for t, bit in BIT_OF.items() if bits & bit)
                     for number, bits in owners
-                    if (name := self._names[number]) is not None
+                    if bits & _ALL_TIERS and (name := self._names[number]) is not None
                 },
             )
 
     def _apply(self, number: int, event: KvEvent) -> None:
+        """Changes the table by what a publisher says; keys mean the same to everybody."""
         if isinstance(event, Stored):
-            self._table.add(number, _BIT_OF[event.tier], event.keys)
+            self._table.add(number, BIT_OF[event.tier], event.keys)
         elif isinstance(event, Removed):
-            self._table.remove(number, _BIT_OF[event.tier], event.keys)
+            self._table.remove(number, BIT_OF[event.tier], event.keys)
         elif isinstance(event, Cleared):
-            self._table.drop(number)
+            self._void(number)
+
+    def _void(self, number: int) -> None:
+        """Nothing of a publisher counts any more."""
+        self._table.drop(number)
 
     def _source(self, node: str) -> _Source | None:
         source = self._sources.get(node)
@@ -236,6 +243,7 @@ class Directory:
             return None
         number = self._free_number()
         self._names[number] = node
+        self._numbering += 1
         source = self._sources[node] = _Source(self._follower(node), number)
         return source
 

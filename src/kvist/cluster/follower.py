@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from kvist.cluster.wire import Batch
 
 
@@ -41,8 +43,7 @@ class Patience:
     most_held: int = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """What a message made ready. `restarted`: all entries of the publisher are void before it."""
 
     batches: tuple[Batch, ...]

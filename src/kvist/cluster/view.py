@@ -40,7 +40,7 @@ class ClusterView:
         self._own = own
         self._replicas = replicas
         self.membership = Membership(timings)
-        self.directory = directory or Directory(limits)
+        self.directory = Directory(limits) if directory is None else directory
         self._placement: Placement | None = None
         self._placed_version = -1
         self._listed = False

@@ -11,16 +11,17 @@ things are ours, and each is valid for a reader that knows nothing of them:
   batch of the same number, which it stands for;
 * a fourth item of the array is the node's record now and then; a batch may have no events at all.
 
-Keys are 32-byte strings; engines may also send 64-bit numbers. Tiers are media: GPU, CPU, and
-STORAGE, which is LOCAL (SSD) or REMOTE.
+Keys are 32-byte strings; engines may also send 64-bit numbers, and their hashes of either kind mean
+nothing to others: what they say of tokens, adapter and salt is kept beside (`core.events.Content`).
+Tiers are media: GPU, CPU, and STORAGE, which is LOCAL (SSD) or REMOTE.
 
 Source: `vllm/distributed/kv_events.py` of vLLM 0.32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -28,15 +29,16 @@ from msgspec import Meta
 
 from kvist.cluster.record import NodeRecord
 from kvist.core.errors import FormatError
-from kvist.core.events import Cleared, KvEvent, Removed, Stored
-from kvist.core.keys import Key
+from kvist.core.events import Cleared, Content, KvEvent, Removed, Stored
 from kvist.core.outcome import Tier
+from kvist.native import block_keys, unpack_tokens
 
 TOPIC_PREFIX = "kvist@"
 NUMBER_BYTES = 8
 END_NUMBER = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # ends a replay
 MOST_PAYLOAD_BYTES = 1 << 28
-_HASH_BYTES = 8
+_MOST_PUBLISHERS = 4096  # whose topics are remembered
+_NO_TOKENS = msgspec.Raw(b"\x90")
 
 _MEDIUM_OF = {
     Tier.HBM: ("GPU", None),
@@ -61,7 +63,7 @@ class BlockStored(_Event, frozen=True):
 
     block_hashes: BlockHashes
     parent_block_hash: BlockHash | None
-    token_ids: list[int]
+    token_ids: msgspec.Raw  # a list of integers, not unpacked
     block_size: int
     lora_id: int | None
     medium: str | None
@@ -99,8 +101,7 @@ class _PayloadAndRecord(_Payload, frozen=True):
     record: NodeRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """What one message of a publisher says.
 
     Attributes:
@@ -170,20 +171,7 @@ def decode_message(
     return Batch(node, incarnation, count, events, read.record, replayed)
 
 
-def key_of(block_hash: BlockHash) -> Key:
-    """The key of a block as indexes know it: 16 bytes or more, well mixed at the front.
-
-    Raises:
-        FormatError: a number that is not of 64 bits.
-    """
-    if isinstance(block_hash, bytes):
-        return block_hash if len(block_hash) >= 2 * _HASH_BYTES else block_hash.ljust(16, b"\0")
-    try:
-        return (block_hash & (1 << 64) - 1).to_bytes(_HASH_BYTES, "big").ljust(16, b"\0")
-    except OverflowError as error:
-        raise FormatError(f"a block hash of {block_hash}") from error
-
-
+@lru_cache(maxsize=_MOST_PUBLISHERS)
 def _publisher(topic: bytes, source: str) -> tuple[str, int]:
     parts = topic.decode(errors="replace").split("@")
     if not topic.startswith(TOPIC_PREFIX.encode()):
@@ -202,7 +190,14 @@ def _written(event: KvEvent, block_tokens: int) -> BlockStored | BlockRemoved | 
     if isinstance(event, Removed):
         return BlockRemoved(list(event.keys), medium, locality=locality)
     return BlockStored(
-        list(event.keys), event.parent, [], block_tokens, None, medium, None, locality=locality
+        list(event.keys),
+        event.parent,
+        _NO_TOKENS,
+        block_tokens,
+        None,
+        medium,
+        None,
+        locality=locality,
     )
 
 
@@ -215,12 +210,42 @@ def _read(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent | Non
         tier = _ELSEWHERE.get(event.locality or "", tier)
     elif tier is None or event.locality in _ELSEWHERE:
         return None
-    keys = _keys(event.block_hashes)
+    keys = block_keys(event.block_hashes)
+    group = event.group_idx or 0
     if isinstance(event, BlockRemoved):
-        return Removed(keys, tier)
+        return Removed(keys, tier, group)
     parent = event.parent_block_hash
-    return Stored(keys, key_of(parent) if parent is not None else None, tier)
+    above = block_keys([parent])[0] if parent is not None else None
+    content = None if event.token_ids == _NO_TOKENS else _content(event)
+    return Stored(keys, above, tier, content, group)
 
 
-def _keys(hashes: Sequence[BlockHash]) -> tuple[Key, ...]:
-    return tuple(key_of(block_hash) for block_hash in hashes)
+def _content(event: BlockStored) -> Content:
+    try:
+        tokens = unpack_tokens(event.token_ids)
+    except ValueError as error:
+        raise FormatError(f"tokens that cannot be read: {error}") from error
+    lora, salt = event.lora_name or "", ""
+    named = len(event.block_hashes)
+    extras = event.extra_keys
+    if extras is not None and (not isinstance(extras, list) or len(extras) != named):
+        named = 0
+    elif extras is not None:
+        for block, extra in enumerate(extras):
+            more = _beside_adapter(extra, lora)
+            if block == 0 and event.parent_block_hash is None and len(more) == 1:
+                salt = more[0] if isinstance(more[0], str) else ""
+                more = [] if salt else more
+            if more:
+                named = block
+                break
+    return Content(tokens, event.block_size, lora, salt, named, event.kv_cache_spec_kind)
+
+
+def _beside_adapter(extra: Any, lora: str) -> list[Any]:
+    """What a block was hashed with besides its tokens and its adapter: salt, images, embeddings."""
+    if extra is None:
+        return []
+    if not isinstance(extra, list):
+        return [extra]
+    return extra[1:] if lora and extra[:1] == [lora] else extra

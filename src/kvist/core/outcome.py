@@ -25,6 +25,10 @@ class Tier(Enum):
     PEER = "peer"
     REMOTE = "remote"
 
+    __hash__ = (
+        object.__hash__
+    )  # members are singletons; Enum's own hash is slow, and events are many
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:

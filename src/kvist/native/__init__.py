@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
+        block_keys,
         chain_keys,
         checksum,
         copy_checksum,
         digest,
         move_pages,
         move_pages_checksum,
+        unpack_tokens,
     )
 else:
     _wish = os.environ.get("KVIST_NATIVE", "auto")
@@ -68,12 +70,14 @@ else:
         from kvist.native.receive_twin import receive_checksum
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
+    block_keys = _chosen.block_keys
     chain_keys = _chosen.chain_keys
     checksum = _chosen.checksum
     copy_checksum = _chosen.copy_checksum
     digest = _chosen.digest
     move_pages = _chosen.move_pages
     move_pages_checksum = _chosen.move_pages_checksum
+    unpack_tokens = _chosen.unpack_tokens
 
 __all__ = [
     "IMPLEMENTATION",
@@ -84,6 +88,7 @@ __all__ = [
     "PageMap",
     "RowCoder",
     "SpanTable",
+    "block_keys",
     "chain_keys",
     "checksum",
     "copy_checksum",
@@ -97,4 +102,5 @@ __all__ = [
     "open_pool",
     "open_uring",
     "receive_checksum",
+    "unpack_tokens",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import blake3
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -97,6 +98,39 @@ def _token_bytes(tokens: Sequence[int] | npt.NDArray[np.uint32]) -> bytes:
     if any(not 0 <= value <= _U32_MAX for value in values):
         raise OverflowError("a token is not in the range of u32")
     return np.array(values, "<u4").tobytes()
+
+
+def unpack_tokens(packed: Buffer) -> bytes:
+    """The tokens of a KV event as little-endian u32, from a MessagePack array of integers.
+
+    Raises:
+        ValueError: it is something else, or a token is not in the range of u32.
+    """
+    try:
+        tokens = msgspec.msgpack.decode(packed, type=list[int])
+        return _token_bytes(tokens)
+    except (msgspec.DecodeError, OverflowError) as error:
+        raise ValueError("not a MessagePack array of u32") from error
+
+
+def block_keys(hashes: list[bytes | int]) -> tuple[bytes, ...]:
+    """The keys of blocks as indexes know them, of what an engine calls them.
+
+    Each is 16 bytes or more, and well mixed at the front: a number is its lowest 64 bits,
+    big-endian; what is shorter ends in zeros.
+
+    Raises:
+        TypeError: a hash is neither bytes nor int.
+    """
+    return tuple(map(_block_key, hashes))
+
+
+def _block_key(block_hash: bytes | int) -> bytes:
+    if isinstance(block_hash, int):
+        block_hash = (block_hash & 2**64 - 1).to_bytes(8, "big")
+    elif not isinstance(block_hash, bytes):
+        raise TypeError("a block hash is bytes or int")
+    return block_hash.ljust(16, b"\0")
 
 
 def move_pages(

@@ -15,7 +15,8 @@ from kvist.cluster.discovery.static import StaticDiscovery
 from kvist.cluster.record import NodeRecord, NodeState
 from kvist.cluster.view import ClusterView
 from kvist.cluster.wire import decode_message, encode_payload
-from kvist.core.events import Cleared, Removed, Stored
+from kvist.core.events import Cleared, Content, Removed, Stored
+from kvist.core.keys import token_bytes
 from kvist.core.outcome import Tier
 from kvist.native import digest
 from kvist.node.events import EventLines
@@ -74,8 +75,8 @@ def test_we_read_what_vllm_publishes() -> None:
     assert heard.number == 9
     assert heard.events == (
         Cleared(),
-        Stored((A, seven), C, Tier.HBM),
-        Removed((B,), Tier.DRAM),
+        Stored((A, seven), C, Tier.HBM, Content(token_bytes(range(32)), 16, "lora", "", 0, "full")),
+        Removed((B,), Tier.DRAM, 1),
     )
 
 

@@ -14,11 +14,11 @@ from kvist.cluster.wire import (
     Batch,
     decode_message,
     encode_payload,
-    key_of,
     topic_of,
 )
 from kvist.core.errors import FormatError
-from kvist.core.events import Cleared, Removed, Stored
+from kvist.core.events import Cleared, Content, Removed, Stored
+from kvist.core.keys import token_bytes
 from kvist.core.outcome import Tier
 
 FIRST = (0).to_bytes(8, "big")
@@ -55,7 +55,7 @@ def test_numbers_of_stock_engines_are_keys() -> None:
     event = {"type": "BlockRemoved", "block_hashes": [2**63 + 1, -1], "medium": "GPU"}
     (removed,) = read(msgspec.msgpack.encode([0.0, [event]])).events
     assert isinstance(removed, Removed)
-    assert removed.keys == (key_of(2**63 + 1), key_of(-1))
+    assert removed.keys == (b"\x80" + bytes(6) + b"\x01" + bytes(8), b"\xff" * 8 + bytes(8))
     assert removed.tier is Tier.HBM
     assert min(map(len, removed.keys)) == 16
 
@@ -65,6 +65,64 @@ def test_events_of_unknown_media_are_left_out() -> None:
     assert read(msgspec.msgpack.encode([0.0, [event, {"type": "AllBlocksCleared"}]])).events == (
         Cleared(),
     )
+
+
+def described(**more: object) -> Stored:
+    """How a stock engine's event of two blocks is read."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [key(1), key(2)],
+        "parent_block_hash": None,
+        "token_ids": [7, 8, 9, 300_000],
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    (stored,) = read(msgspec.msgpack.encode([0.0, [event | more]])).events
+    assert isinstance(stored, Stored)
+    return stored
+
+
+def test_what_an_engine_says_of_its_blocks_is_kept() -> None:
+    stored = described(group_idx=3, kv_cache_spec_kind="full_attention")
+    content = Content(token_bytes([7, 8, 9, 300_000]), 2, "", "", 2, "full_attention")
+    assert stored == Stored((key(1), key(2)), None, Tier.HBM, content, 3)
+
+
+@pytest.mark.parametrize(
+    ("extra_keys", "parent", "lora", "salt", "named"),
+    [
+        ([["salt"], None], None, None, "salt", 2),
+        ([["ad", "salt"], ["ad"]], None, "ad", "salt", 2),
+        ([["ad"], ["ad"]], key(9), "ad", "", 2),
+        ([["salt"], None], key(9), None, "", 0),  # only a first block says its salt
+        ([None, [["image", 3]]], None, None, "", 1),
+        ([["salt", ["image", 0]], None], None, None, "", 0),
+        ([[b"embeddings"], None], None, None, "", 0),
+        ([["other"], ["ad"]], key(9), "ad", "", 0),
+        ([None], None, None, "", 0),
+        ("odd", None, None, "", 0),
+        ([3, None], None, None, "", 0),
+    ],
+)
+def test_extra_keys_say_salt_and_which_blocks_have_more_in_them(
+    extra_keys: object, parent: bytes | None, lora: str | None, salt: str, named: int
+) -> None:
+    content = described(extra_keys=extra_keys, parent_block_hash=parent, lora_name=lora).content
+    assert content is not None
+    assert (content.salt, content.lora, content.named_blocks) == (salt, lora or "", named)
+
+
+def test_group_of_a_removal_is_kept() -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [key(1)], "medium": "GPU", "group_idx": 2}
+    assert read(msgspec.msgpack.encode([0.0, [event]])).events == (Removed((key(1),), Tier.HBM, 2),)
+
+
+@pytest.mark.parametrize("tokens", [[-1], ["x"], 5, [2**32]])
+def test_tokens_that_are_none_are_a_format_error(tokens: object) -> None:
+    with pytest.raises(FormatError, match="tokens"):
+        described(token_ids=tokens)
 
 
 @pytest.mark.parametrize(

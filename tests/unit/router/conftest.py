@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `small_router` (pytest has `importmode=importlib`)."""
+"""Lets the tests of this folder import their doubles (pytest runs with `importmode=importlib`)."""
 
 from __future__ import annotations
 

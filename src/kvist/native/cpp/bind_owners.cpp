@@ -1,34 +1,44 @@
-// Python binding of the directory's table; `kvist/native/owner_twin.py` is its specification.
+// Python binding of the table of owners; `kvist/native/owner_twin.py` is its specification.
+//
+// A table has a lock of its own, under which no Python code runs and the GIL is not asked for: so
+// `reach_many` can walk without the GIL while other threads hold it and wait for the lock.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <map>
+#include <array>
+#include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "bind.hpp"
-#include "owner_table.hpp"
+#include "hash_chain.hpp"
+#include "owner_reach.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-using kvist::owners::kEmptySet;
-using kvist::owners::kTagBytes;
-using kvist::owners::Owner;
-using kvist::owners::Owners;
-using kvist::owners::OwnerTable;
-using kvist::owners::u16;
-using kvist::owners::u32;
-using kvist::owners::u8;
+using namespace kvist::owners;
+using kvist::View;
 
 constexpr std::size_t kAhead = 8;  // look-ups whose cache misses overlap
-constexpr std::int64_t kMostSources = 1 << 16, kMostTiers = 1 << 8;
+constexpr std::int64_t kMostSources = kNobody, kMostTiers = 1 << 16;
 
-const u8* tag_of(PyObject* key) {
+struct LockedTable {
+  LockedTable(std::size_t most_keys, std::size_t most_names) : owners(most_keys, most_names) {}
+  OwnerTable owners;
+  std::mutex lock;
+};
+using Locked = std::lock_guard<std::mutex>;
+
+Key key_of(PyObject* key) {
   if (!PyBytes_Check(key) || PyBytes_GET_SIZE(key) < static_cast<Py_ssize_t>(kTagBytes)) {
     throw nb::value_error("a key is 16 bytes or more");
   }
-  return reinterpret_cast<const u8*>(PyBytes_AS_STRING(key));
+  return {reinterpret_cast<const u8*>(PyBytes_AS_STRING(key)),
+          static_cast<std::size_t>(PyBytes_GET_SIZE(key))};
 }
 
 // A sequence of keys, held while this lives; each is checked as it is taken.
@@ -41,9 +51,15 @@ class Keys {
     items_ = PySequence_Fast_ITEMS(fast_.ptr());
   }
   std::size_t size() const { return count_; }
-  const u8* operator[](std::size_t i) const { return tag_of(items_[i]); }
-  void check() const {
-    for (std::size_t i = 0; i < count_; ++i) tag_of(items_[i]);
+  Key operator[](std::size_t i) const { return key_of(items_[i]); }
+  void announce(std::size_t i) const {
+    if (i < count_) __builtin_prefetch(PyBytes_AS_STRING(items_[i]));
+  }
+  std::vector<Key> all() const {
+    std::vector<Key> out;
+    out.reserve(count_);
+    for (std::size_t i = 0; i < count_; ++i) out.push_back(key_of(items_[i]));
+    return out;
   }
 
  private:
@@ -52,40 +68,78 @@ class Keys {
   PyObject** items_ = nullptr;
 };
 
-void demand(std::int64_t source, std::int64_t tiers) {
+Owner owner_of(std::int64_t source, std::int64_t tiers) {
   if (source < 0 || source >= kMostSources || tiers <= 0 || tiers >= kMostTiers) {
-    throw nb::value_error("a source has 16 bits, tiers 8 and at least one");
+    throw nb::value_error("a source is below 65535, tiers have 16 bits and at least one");
   }
+  return {static_cast<u16>(source), static_cast<u16>(tiers)};
 }
 
-// Tells the table of keys that come soon, so that their cache misses overlap.
-void announce(const OwnerTable& table, const Keys& keys, std::size_t i) {
-  if (i + kAhead < keys.size()) table.announce(keys[i + kAhead]);
-}
-
-void add_to(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
-  demand(source, tiers);
-  const Keys keys(sequence);
-  keys.check();
+// Calls for each key, and tells the table of keys that come soon, so that cache misses overlap.
+template <typename Call>
+void each_key(LockedTable& table, Owner owner, nb::handle sequence, Call call) {
+  const std::vector<Key> keys = Keys(sequence).all();
+  const Locked locked(table.lock);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    announce(table, keys, i);
-    table.add(static_cast<u16>(source), static_cast<u8>(tiers), keys[i]);
+    if (i + kAhead < keys.size()) {
+      table.owners.announce(keys[i + kAhead].data);
+      table.owners.announce_name(owner.source, keys[i + kAhead].data);
+    }
+    call(keys[i]);
   }
 }
 
-void remove_from(OwnerTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence) {
-  demand(source, tiers);
-  const Keys keys(sequence);
-  keys.check();
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    announce(table, keys, i);
-    table.remove(static_cast<u16>(source), static_cast<u8>(tiers), keys[i]);
-  }
+void add_to(LockedTable& table, std::int64_t source, std::int64_t tiers, nb::handle keys) {
+  const Owner owner = owner_of(source, tiers);
+  u32 last = kNone;
+  each_key(table, owner, keys, [&](Key key) { table.owners.add(owner, key, last); });
 }
 
-void drop(OwnerTable& table, std::int64_t source) {
-  demand(source, 1);
-  table.drop(static_cast<u16>(source));
+void remove_from(LockedTable& table, std::int64_t source, std::int64_t tiers, nb::handle keys) {
+  const Owner owner = owner_of(source, tiers);
+  each_key(table, owner, keys, [&](Key key) { table.owners.remove(owner, key); });
+}
+
+bool add_chain(LockedTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence,
+               nb::handle parent, nb::bytes seed, nb::handle tokens, std::int64_t block_tokens) {
+  const Owner owner = owner_of(source, tiers);
+  const std::vector<Key> names = Keys(sequence).all();
+  const View view(tokens);
+  if (seed.size() != kKeyBytes) throw nb::value_error("seed is not 32 bytes");
+  if (block_tokens < 1 || view.bytes() != names.size() * static_cast<u64>(block_tokens) * 4) {
+    throw nb::value_error("tokens are 4 bytes each and block_tokens for each name");
+  }
+  std::optional<Key> above;
+  if (!parent.is_none()) above = key_of(parent.ptr());
+
+  const Locked locked(table.lock);
+  const u8* start = reinterpret_cast<const u8*>(seed.c_str());
+  if (above.has_value()) start = table.owners.key_held(owner.source, *above);
+  if (start == nullptr) return false;
+  std::vector<u8> keys(names.size() * kKeyBytes);
+  kvist::hash_chain(start, view.data(), names.size(), static_cast<std::size_t>(block_tokens), {},
+                    keys.data());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    table.owners.announce(&keys[i * kKeyBytes]);
+    table.owners.announce_name(owner.source, names[i].data);
+  }
+  u32 last = kNone;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    table.owners.add_named(owner, {&keys[i * kKeyBytes], kKeyBytes}, names[i], last);
+  }
+  return true;
+}
+
+void drop(LockedTable& table, std::int64_t source) {
+  const Owner owner = owner_of(source, 1);
+  const Locked locked(table.lock);
+  table.owners.drop(owner.source);
+}
+
+void fade(LockedTable& table, std::int64_t tiers) {
+  const Owner owner = owner_of(0, tiers);
+  const Locked locked(table.lock);
+  table.owners.fade(owner.tiers);
 }
 
 nb::list listed(const Owners& owners) {
@@ -94,64 +148,155 @@ nb::list listed(const Owners& owners) {
   return out;
 }
 
-nb::list find(OwnerTable& table, nb::handle key) { return listed(table.find(tag_of(key.ptr()))); }
+Owners owners_of(LockedTable& table, const u8* tag) {
+  const Locked locked(table.lock);
+  u32 last = kNone;
+  return table.owners.owners(table.owners.set_of(tag, last));
+}
 
-// Sources that have every key so far; looked at anew only when the set changes.
-nb::list runs(OwnerTable& table, nb::handle sequence) {
-  const Keys keys(sequence);
-  std::map<u16, std::size_t> reached;
-  std::vector<u16> going, still;
-  u32 last = kEmptySet;
-  std::size_t i = 0;
-  for (; i < keys.size(); ++i) {
-    announce(table, keys, i);
-    const u32 set = table.set_at(keys[i]);
-    if (i != 0 && set == last) continue;
-    last = set;
-    still.clear();
-    for (const Owner& o : table.owners(set)) {
-      if (i == 0 || std::binary_search(going.begin(), going.end(), o.source)) {
-        still.push_back(o.source);
-      }
-    }
-    for (const u16 source : going) {
-      if (!std::binary_search(still.begin(), still.end(), source)) reached[source] = i;
-    }
-    going.swap(still);
-    if (going.empty()) break;
+nb::list find(LockedTable& table, nb::handle key) {
+  return listed(owners_of(table, key_of(key.ptr()).data));
+}
+
+// Walks along keys as long as anybody goes on. `key_at(i)` may throw.
+template <typename KeyAt, typename Announce>
+void walk(OwnerTable& owners, Reach& reach, std::size_t count, KeyAt key_at, Announce announce) {
+  for (std::size_t i = 0; i < count; ++i) {
+    announce(i + kAhead);
+    if (reach.searched() && i + 2 < count) owners.announce(key_at(i + 2));
+    if (!reach.step(owners, key_at(i))) return;
   }
-  for (const u16 source : going) reached[source] = i;
+}
+
+using Readers = nb::ndarray<const u16, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+
+Reach new_reach(const Readers& readers, const std::vector<u16>& levels) {
+  if (levels.empty() || levels.size() > kMostLevels) throw nb::value_error("levels are 1 to 8");
+  return {reinterpret_cast<const Reader*>(readers.data()), readers.shape(0), levels};
+}
+
+// Readers that have anything: their place and a run for each level.
+nb::list reached(Reach& reach, std::size_t levels) {
+  const std::vector<u32>& runs = reach.finish();
   nb::list out;
-  for (const auto& [source, run] : reached) out.append(nb::make_tuple(source, run));
+  for (std::size_t first = 0; first < runs.size(); first += levels) {
+    const u32* run = &runs[first];
+    if (std::all_of(run, run + levels, [](u32 r) { return r == 0; })) continue;
+    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(levels + 1)));
+    PyTuple_SET_ITEM(tuple.ptr(), 0, PyLong_FromSize_t(first / levels));
+    for (std::size_t n = 0; n < levels; ++n) {
+      PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(n + 1), PyLong_FromSize_t(run[n]));
+    }
+    out.append(tuple);
+  }
   return out;
 }
 
-nb::object items(const OwnerTable& table) {
+// Holds the GIL: it takes tens of microseconds, and where nobody has the first key, next to nothing.
+nb::list reach(LockedTable& table, nb::handle sequence, const Readers& readers,
+               const std::vector<u16>& levels) {
+  const Keys keys(sequence);
+  Reach found = new_reach(readers, levels);
+  {
+    const Locked locked(table.lock);
+    walk(table.owners, found, keys.size(), [&](std::size_t i) { return keys[i].data; },
+         [&](std::size_t i) { keys.announce(i); });
+  }
+  return reached(found, levels.size());
+}
+
+nb::list reach_many(LockedTable& table, nb::handle requests, const Readers& readers,
+                    const std::vector<u16>& levels) {
+  nb::list held;  // tuples cannot change while the GIL is released
+  std::vector<std::vector<Key>> prefixes;
+  std::vector<Reach> found;
+  for (nb::handle sequence : requests) {
+    held.append(nb::steal(PySequence_Tuple(sequence.ptr())));
+    prefixes.push_back(Keys(held[held.size() - 1]).all());
+    found.push_back(new_reach(readers, levels));
+  }
+  {
+    const nb::gil_scoped_release unlocked;
+    const Locked locked(table.lock);
+    for (std::size_t r = 0; r < prefixes.size(); ++r) {
+      walk(table.owners, found[r], prefixes[r].size(),
+           [&](std::size_t i) { return prefixes[r][i].data; }, [](std::size_t) {});
+    }
+  }
   nb::list out;
-  table.each([&](const u8* tag, const Owners& owners) {
-    out.append(nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(tag), kTagBytes),
-                              listed(owners)));
-  });
+  for (Reach& one : found) out.append(reached(one, levels.size()));
+  return out;
+}
+
+// As `reach`, each source that has the first key being a reader, at one level.
+nb::list runs(LockedTable& table, nb::handle sequence, std::int64_t tiers) {
+  const u16 level = owner_of(0, tiers).tiers;
+  const Keys keys(sequence);
+  if (keys.size() == 0) return {};
+  std::vector<Reader> readers;
+  for (const Owner& o : owners_of(table, keys[0].data)) readers.push_back({o.source, kNobody});
+  Reach found(readers.data(), readers.size(), {level});
+  {
+    const Locked locked(table.lock);
+    walk(table.owners, found, keys.size(), [&](std::size_t i) { return keys[i].data; },
+         [&](std::size_t i) { keys.announce(i); });
+  }
+  nb::list out;
+  const std::vector<u32>& reached = found.finish();
+  for (std::size_t i = 0; i < readers.size(); ++i) {
+    if (reached[i] != 0) out.append(nb::make_tuple(readers[i].first, reached[i]));
+  }
+  return out;
+}
+
+nb::object items(LockedTable& table) {
+  std::vector<std::pair<std::array<u8, kTagBytes>, Owners>> found;
+  {
+    const Locked locked(table.lock);
+    table.owners.each([&](const u8* key, const Owners& owners) {
+      found.emplace_back().second = owners;
+      std::memcpy(found.back().first.data(), key, kTagBytes);
+    });
+  }
+  nb::list out;
+  for (const auto& [tag, owners] : found) {
+    const nb::bytes written(reinterpret_cast<const char*>(tag.data()), kTagBytes);
+    out.append(nb::make_tuple(written, listed(owners)));
+  }
   return nb::steal(PyObject_GetIter(out.ptr()));
 }
 
-void construct(OwnerTable* self, std::int64_t most_keys) {
-  if (most_keys < 1) throw nb::value_error("most_keys is at least 1");
-  new (self) OwnerTable(static_cast<std::size_t>(most_keys));
+void construct(LockedTable* self, std::int64_t most_keys, std::int64_t most_names) {
+  if (most_keys < 1 || most_names < 1) throw nb::value_error("most_keys and most_names are 1 or more");
+  new (self) LockedTable(static_cast<std::size_t>(most_keys), static_cast<std::size_t>(most_names));
+}
+
+// What a count of the table is now.
+template <auto Count>
+auto counted(LockedTable& table) {
+  const Locked locked(table.lock);
+  return (table.owners.*Count)();
 }
 
 }  // namespace
 
 void bind_owners(nb::module_& m) {
-  nb::class_<OwnerTable>(m, "OwnerTable")
-      .def("__init__", &construct, nb::arg("most_keys"))
-      .def("__len__", &OwnerTable::size)
+  nb::class_<LockedTable>(m, "OwnerTable")
+      .def("__init__", &construct, nb::arg("most_keys"), nb::arg("most_names") = 1 << 24)
+      .def("__len__", &counted<&OwnerTable::size>)
       .def("add", &add_to, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
       .def("remove", &remove_from, nb::arg("source"), nb::arg("tiers"), nb::arg("keys"))
+      .def("add_chain", &add_chain, nb::arg("source"), nb::arg("tiers"), nb::arg("names"),
+           nb::arg("parent").none(), nb::arg("seed"), nb::arg("tokens"), nb::arg("block_tokens"))
       .def("drop", &drop, nb::arg("source"))
+      .def("fade", &fade, nb::arg("tiers"))
       .def("find", &find, nb::arg("key"))
-      .def("runs", &runs, nb::arg("keys"))
+      .def("runs", &runs, nb::arg("keys"), nb::arg("tiers") = kMostTiers - 1)
+      .def("reach", &reach, nb::arg("keys"), nb::arg("readers").noconvert(), nb::arg("levels"))
+      .def("reach_many", &reach_many, nb::arg("requests"), nb::arg("readers").noconvert(),
+           nb::arg("levels"))
       .def("items", &items)
-      .def_prop_ro("evicted", &OwnerTable::evicted)
-      .def_prop_ro("memory_bytes", &OwnerTable::memory_bytes);
+      .def_prop_ro("evicted", &counted<&OwnerTable::evicted>)
+      .def_prop_ro("names", &counted<&OwnerTable::names>)
+      .def_prop_ro("memory_bytes", &counted<&OwnerTable::memory_bytes>);
 }

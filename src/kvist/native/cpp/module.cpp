@@ -11,7 +11,9 @@
 
 #include "bind.hpp"
 #include "hash_blake3.hpp"
+#include "hash_chain.hpp"
 #include "hash_xxh3.hpp"
+#include "msgpack_tokens.hpp"
 #include "pages.hpp"
 
 namespace nb = nanobind;
@@ -19,8 +21,9 @@ namespace nb = nanobind;
 namespace {
 
 using kvist::xxh3::u8;
+using u32 = std::uint32_t;
 
-constexpr std::size_t kKeyBytes = 32;
+constexpr std::size_t kKeyBytes = kvist::kChainKeyBytes;
 constexpr std::int64_t kMaxThreads = 64;
 
 using kvist::View;
@@ -33,6 +36,18 @@ nb::bytes digest(nb::handle data) {
     kvist::blake3::digest(view.data(), view.bytes(), out);
   }
   return nb::bytes(out, kKeyBytes);
+}
+
+// What each variant of the compression makes of data; for parity tests.
+nb::list digest_variants(nb::handle data) {
+  const View view(data);
+  nb::list out;
+  for (const kvist::blake3::Compress compress : kvist::blake3::compress_variants()) {
+    u8 digest[kKeyBytes];
+    kvist::blake3::digest_with(compress, view.data(), view.bytes(), digest);
+    out.append(nb::bytes(digest, kKeyBytes));
+  }
+  return out;
 }
 
 std::uint64_t checksum(nb::handle data) {
@@ -84,10 +99,15 @@ using TokenArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, n
 std::vector<std::uint32_t> read_tokens(PyObject* const* items, std::size_t count) {
   std::vector<std::uint32_t> out(count);
   for (std::size_t i = 0; i < count; ++i) {
-    const nb::object index = nb::steal(PyNumber_Index(items[i]));
-    if (!index.is_valid()) throw nb::python_error();
+    nb::object index;  // of what is no int, but stands for one
+    PyObject* number = items[i];
+    if (!PyLong_CheckExact(number)) {
+      index = nb::steal(PyNumber_Index(number));
+      if (!index.is_valid()) throw nb::python_error();
+      number = index.ptr();
+    }
     int overflow = 0;
-    const long long token = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    const long long token = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow != 0 || token < 0 || token > 0xFFFFFFFFLL) {
       PyErr_SetString(PyExc_OverflowError, "a token is not in the range of u32");
       throw nb::python_error();
@@ -116,23 +136,43 @@ std::vector<std::string_view> read_extras(nb::handle extras, std::size_t blocks,
   return out;
 }
 
-void hash_chain(const u8* seed, const std::uint32_t* tokens, std::size_t blocks,
-                std::size_t block_tokens, const std::vector<std::string_view>& extras, u8* keys) {
-  std::vector<u8> message;
-  const u8* previous = seed;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const std::string_view extra = extras.empty() ? std::string_view() : extras[i];
-    const std::size_t token_bytes = block_tokens * 4;
-    message.resize(kKeyBytes + token_bytes + extra.size());
-    std::memcpy(message.data(), previous, kKeyBytes);
-    std::memcpy(message.data() + kKeyBytes, tokens + i * block_tokens, token_bytes);
-    if (!extra.empty()) {
-      std::memcpy(message.data() + kKeyBytes + token_bytes, extra.data(), extra.size());
-    }
-    u8* key = keys + i * kKeyBytes;
-    kvist::blake3::digest(message.data(), message.size(), key);
-    previous = key;
+nb::bytes unpack_tokens(nb::handle packed) {
+  const View view(packed);
+  std::vector<std::uint32_t> tokens;
+  if (!kvist::unpack_tokens(view.data(), view.bytes(), tokens)) {
+    throw nb::value_error("not a MessagePack array of u32");
   }
+  return nb::bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(u32));
+}
+
+// The key of a block as indexes know it, of what an engine calls it.
+PyObject* block_key(PyObject* hash) {
+  constexpr Py_ssize_t kShort = 16;
+  char key[kShort] = {};
+  if (PyBytes_Check(hash)) {
+    const Py_ssize_t size = PyBytes_GET_SIZE(hash);
+    if (size >= kShort) return Py_NewRef(hash);
+    std::memcpy(key, PyBytes_AS_STRING(hash), static_cast<std::size_t>(size));
+  } else if (PyLong_Check(hash)) {
+    const std::uint64_t number = PyLong_AsUnsignedLongLongMask(hash);
+    for (int i = 0; i < 8; ++i) key[i] = static_cast<char>(number >> (56 - 8 * i));
+  } else {
+    PyErr_SetString(PyExc_TypeError, "a block hash is bytes or int");
+    return nullptr;
+  }
+  return PyBytes_FromStringAndSize(key, kShort);
+}
+
+nb::object block_keys(nb::list hashes) {
+  const auto count = static_cast<Py_ssize_t>(hashes.size());
+  nb::object out = nb::steal(PyTuple_New(count));
+  if (!out.is_valid()) throw nb::python_error();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* key = block_key(PyList_GET_ITEM(hashes.ptr(), i));
+    if (key == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(out.ptr(), i, key);
+  }
+  return out;
 }
 
 nb::list chain_keys(nb::bytes seed, nb::handle tokens, std::int64_t block_tokens,
@@ -160,14 +200,18 @@ nb::list chain_keys(nb::bytes seed, nb::handle tokens, std::int64_t block_tokens
   std::vector<u8> keys(blocks * kKeyBytes);
   {
     nb::gil_scoped_release unlocked;
-    hash_chain(reinterpret_cast<const u8*>(seed.c_str()), values, blocks, width, extra,
-               keys.data());
+    kvist::hash_chain(reinterpret_cast<const u8*>(seed.c_str()),
+                      reinterpret_cast<const u8*>(values), blocks, width, extra, keys.data());
   }
-  nb::list out;
+  nb::object out = nb::steal(PyList_New(static_cast<Py_ssize_t>(blocks)));
+  if (!out.is_valid()) throw nb::python_error();
   for (std::size_t i = 0; i < blocks; ++i) {
-    out.append(nb::bytes(keys.data() + i * kKeyBytes, kKeyBytes));
+    const auto* key = reinterpret_cast<const char*>(keys.data() + i * kKeyBytes);
+    PyObject* bytes = PyBytes_FromStringAndSize(key, kKeyBytes);
+    if (bytes == nullptr) throw nb::python_error();
+    PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), bytes);
   }
-  return out;
+  return nb::borrow<nb::list>(out);
 }
 
 template <typename T, std::size_t Dims>
@@ -226,11 +270,14 @@ std::vector<std::uint64_t> move_pages_checksum(nb::handle direction,
 
 NB_MODULE(_core, m) {
   m.def("digest", &digest, nb::arg("data"));
+  m.def("digest_variants", &digest_variants, nb::arg("data"));
   m.def("checksum", &checksum, nb::arg("data"));
   m.def("checksum_variants", &checksum_variants, nb::arg("data"));
   m.def("copy_checksum", &copy_checksum, nb::arg("dst"), nb::arg("src"));
   m.def("chain_keys", &chain_keys, nb::arg("seed"), nb::arg("tokens"), nb::arg("block_tokens"),
         nb::arg("extras").none() = nb::none());
+  m.def("unpack_tokens", &unpack_tokens, nb::arg("packed"));
+  m.def("block_keys", &block_keys, nb::arg("hashes"));
   m.def("move_pages", &move_pages, nb::arg("direction"), nb::arg("slots").noconvert(),
         nb::arg("pages").noconvert(), nb::arg("page_map"), nb::arg("threads") = 1);
   m.def("move_pages_checksum", &move_pages_checksum, nb::arg("direction"),

@@ -1,147 +1,147 @@
-// The directory's table: first 16 bytes of a key -> who has the block, 20 bytes an entry.
+// Who has which block: the first 16 bytes of a key -> its owners. About 50 bytes a key, and 16 for
+// each name.
 //
-// Blocks of a prefix are mostly held by the same nodes, so sets of owners are interned: an entry is a
-// tag and the number of a set, and a set is shared by all entries that have it. Dropping a source
-// therefore changes the few sets that name it, not the entries; those whose set became empty are
-// taken out when they are half of the table, or when it grows. Two sets may then be equal; only one
-// of them is found by its content, the other lives until nobody has it.
+// Blocks of a prefix are mostly held by the same nodes, so sets of owners are shared
+// (`owner_sets.hpp`). Entries never move and are found through an open-addressing array of their
+// numbers (linear probing, deletion by shifting back, at most 3/4 full). Keys that come one after
+// another get neighbouring entries, so whoever walks along a prefix finds the next one beside the
+// last, without a search.
 //
-// Open addressing, linear probing, deletion by shifting back, at most 3/4 full. Not thread-safe: the
-// caller's GIL.
+// A source may have names of its own for blocks (`owner_names.hpp`); a stock engine's hashes are
+// such. An entry counts the names that lead to it, and stays as long as there are any: a name never
+// leads to another block than the one that it was given to.
+//
+// Dropping a source changes sets, not entries; those that nobody has or names any more are taken out
+// when the table grows, or when half of it has no owner.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string>
-#include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "huge.hpp"
+#include "owner_names.hpp"
+#include "owner_sets.hpp"
 
 namespace kvist::owners {
 
-using u8 = std::uint8_t;
-using u16 = std::uint16_t;
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
+constexpr std::size_t kTagBytes = 16, kKeyBytes = 32;
 
-constexpr std::size_t kTagBytes = 16;
-constexpr u32 kNone = 0xffffffff, kTouched = 0x80000000, kSetMask = 0x7fffffff;
-constexpr u32 kEmptySet = 0;
-
-struct Owner {
-  u16 source;
-  u8 tiers;
+// A key, or a name, of 16 bytes or more.
+struct Key {
+  const u8* data;
+  std::size_t bytes;
 };
-
-using Owners = std::vector<Owner>;  // by ascending source
 
 class OwnerTable {
  public:
-  explicit OwnerTable(std::size_t most_keys)
-      : most_keys_(most_keys), entries_(kFirstSlots, Entry{{}, kNone}) {
-    sets_.push_back({{}, 1});  // the empty set, never freed
-    numbers_.emplace(std::string(), kEmptySet);
-  }
+  OwnerTable(std::size_t most_keys, std::size_t most_names)
+      : most_keys_(most_keys), most_names_(most_names), slots_(kFirstSlots, kNone) {}
 
   std::size_t size() const { return used_ - dead_; }
+  std::size_t names() const { return names_count_; }
   u64 evicted() const { return evicted_; }
 
   std::size_t memory_bytes() const {
-    std::size_t total = entries_.size() * sizeof(Entry) + sets_.capacity() * sizeof(Set);
-    for (const Set& set : sets_) total += 2 * set.owners.capacity() * sizeof(Owner) + kNodeBytes;
-    return total;
+    std::size_t total = slots_.size() * sizeof(u32) + entries_.memory_bytes();
+    for (const Names& names : names_) total += names.memory_bytes() + sizeof(Names);
+    return total + sets_.memory_bytes();
   }
 
-  void add(u16 source, u8 tiers, const u8* tag) {
-    std::size_t slot = slot_of(tag);
-    if (entries_[slot].set == kNone) {
-      if (size() >= most_keys_) evict();
-      if ((used_ + 1) * 4 > entries_.size() * 3) rebuild();
-      slot = slot_of(tag);
-      std::memcpy(entries_[slot].tag, tag, kTagBytes);
-      entries_[slot].set = kEmptySet;
-      ++sets_[kEmptySet].refs;
-      ++used_;
-      ++dead_;
-    } else if (is_dead(entries_[slot]) && size() >= most_keys_) {
-      evict();
-      return add(source, tiers, tag);
-    }
-    move(entries_[slot], {source, tiers}, true);
+  // `last` is the entry of the key before it, if any, and becomes this key's.
+  void add(Owner owner, Key key, u32& last) {
+    const u32 named = id_named(owner.source, key);
+    if (named == kNone) return add_key(owner, key, last);
+    own(named, owner);
+    last = named;
   }
 
-  void remove(u16 source, u8 tiers, const u8* tag) {
-    const std::size_t slot = slot_of(tag);
-    if (entries_[slot].set == kNone || is_dead(entries_[slot])) return;
-    move(entries_[slot], {source, tiers}, false);
-    if (is_dead(entries_[slot])) erase(slot);
+  void remove(Owner owner, Key key) {
+    const u32 named = id_named(owner.source, key);
+    const u32 id = named == kNone ? id_of(key.data) : named;
+    if (id == kNone) return;
+    disown(id, owner);
+    if (named != kNone && tiers_of(id, owner.source) == 0) unname(owner.source, key);
+    else erase_unused(id);
+  }
+
+  // Adds a block and gives it a name of its owner's. A name that leads to another block stays.
+  void add_named(Owner owner, Key key, Key name, u32& last) {
+    add_key(owner, key, last);
+    if (std::memcmp(key.data, name.data, kTagBytes) == 0) return;
+    if (names_.size() <= owner.source) names_.resize(owner.source + 1u);
+    if (names_[owner.source].find(name.data) != kNone) return;
+    ++at(last).names;
+    names_[owner.source].put(name.data, last);
+    if (++names_count_ > most_names_) evict_name();
+  }
+
+  // The key of a block that a source has, by its name or by itself; null if it has none such.
+  const u8* key_held(u16 source, Key key) const {
+    const u32 named = id_named(source, key);
+    const u32 id = named == kNone ? id_of(key.data) : named;
+    if (id == kNone || tiers_of(id, source) == 0) return nullptr;
+    const bool whole = key.bytes == kKeyBytes && std::memcmp(at(id).key, key.data, kKeyBytes) == 0;
+    return named != kNone || whole ? at(id).key : nullptr;
   }
 
   void drop(u16 source) {
-    for (u32 number = 1; number < sets_.size(); ++number) {
-      Set& set = sets_[number];
-      const auto found = std::find_if(set.owners.begin(), set.owners.end(),
-                                      [&](const Owner& o) { return o.source == source; });
-      if (set.refs == 0 || found == set.owners.end()) continue;
-      forget(number);
-      set.owners.erase(found);
-      if (set.owners.empty()) dead_ += set.refs;
-      else numbers_.try_emplace(content(set.owners), number);
+    if (source < names_.size()) {
+      Names gone;
+      std::swap(gone, names_[source]);
+      names_count_ -= gone.size();
+      gone.each([&](u32 id) { let_go(id); });
     }
-    memo_ = {};
+    dead_ += sets_.take_away(kAllTiers, [=](u16 owner) { return owner == source; });
     if (dead_ * 2 > used_) rebuild();
   }
 
-  // The owners of a key; marks it as looked up.
-  const Owners& find(const u8* tag) {
-    Entry& entry = entries_[slot_of(tag)];
-    if (entry.set == kNone) return sets_[kEmptySet].owners;
-    entry.set |= kTouched;
-    return sets_[entry.set & kSetMask].owners;
+  // Nobody has anything in these tiers any more.
+  void fade(u16 tiers) {
+    dead_ += sets_.take_away(tiers, [](u16) { return true; });
+    if (dead_ * 2 > used_) rebuild();
   }
 
-  // The number of a key's set, the empty one if there is none; marks it as looked up.
-  u32 set_at(const u8* tag) {
-    Entry& entry = entries_[slot_of(tag)];
-    if (entry.set == kNone) return kEmptySet;
-    entry.set |= kTouched;
-    return entry.set & kSetMask;
+  // The set of a key, the empty one if there is none; marks the key as looked up. `last` is the
+  // entry of the key before it, if any, and becomes this key's.
+  u32 set_of(const u8* tag, u32& last) {
+    last = next_id(tag, last);
+    if (last == kNone) return kEmptySet;
+    Entry& entry = at(last);
+    if (!entry.touched) entry.touched = 1;
+    return sets_.root(entry.set);
   }
-  const Owners& owners(u32 set) const { return sets_[set].owners; }
+  const Owners& owners(u32 root) const { return sets_[root]; }
 
   void announce(const u8* tag) const {
-    __builtin_prefetch(&entries_[hash(tag) & (entries_.size() - 1)]);
+    __builtin_prefetch(&slots_[hash(tag) & (slots_.size() - 1)]);
+  }
+  void announce_name(u16 source, const u8* name) const {
+    if (source < names_.size()) names_[source].announce(name);
   }
 
   template <typename Tell>
   void each(Tell tell) const {
-    for (const Entry& entry : entries_) {
-      if (entry.set != kNone && !is_dead(entry)) tell(entry.tag, owners(entry.set & kSetMask));
+    for (u32 id = 0; id < ids_; ++id) {
+      if (is_used(id) && !is_dead(id)) tell(at(id).key, sets_[sets_.root(at(id).set)]);
     }
   }
 
  private:
-  static constexpr std::size_t kFirstSlots = 1024;
-  static constexpr std::size_t kNodeBytes = 96;  // of a set in `numbers_`, roughly
+  static constexpr std::size_t kFirstSlots = 1024, kChunk = 1024;
+  static constexpr u32 kFree = 0xffffffff;  // in place of a set
 
   struct Entry {
-    u8 tag[kTagBytes];
-    u32 set;
+    u8 key[kKeyBytes];
+    u32 set;  // or kFree: then the next free number stands in the key
+    u32 names : 31;
+    u32 touched : 1;
   };
-  static_assert(sizeof(Entry) == 20);
+  static_assert(sizeof(Entry) == 40);
 
-  struct Set {
-    Owners owners;
-    u64 refs;  // entries that have it
-  };
-
-  struct Memo {  // the last move, which the next block of a prefix mostly repeats
-    u32 from = kNone, to = kNone;
-    Owner owner{};
-    bool adds = false;
-  };
+  Entry& at(u32 id) { return entries_[id / kChunk][id % kChunk]; }
+  const Entry& at(u32 id) const { return entries_[id / kChunk][id % kChunk]; }
 
   static u64 hash(const u8* tag) {
     u64 value;
@@ -149,145 +149,179 @@ class OwnerTable {
     return value * 0x9e3779b97f4a7c15ULL >> 17;  // stock engines' numbers may be small
   }
 
-  static std::string content(const Owners& owners) {
-    std::string text;
-    text.reserve(owners.size() * 3);
-    for (const Owner& o : owners) {
-      text.push_back(static_cast<char>(o.source & 0xff));
-      text.push_back(static_cast<char>(o.source >> 8));
-      text.push_back(static_cast<char>(o.tiers));
-    }
-    return text;
-  }
+  bool is_used(u32 id) const { return at(id).set != kFree; }
+  bool is_dead(u32 id) const { return sets_.empty(sets_.root(at(id).set)); }
 
-  bool is_dead(const Entry& entry) const { return sets_[entry.set & kSetMask].owners.empty(); }
-
+  // The slot of a key: the one that has its entry, or the empty one where it would be put.
   std::size_t slot_of(const u8* tag) const {
-    const std::size_t mask = entries_.size() - 1;
+    const std::size_t mask = slots_.size() - 1;
     std::size_t slot = hash(tag) & mask;
-    while (entries_[slot].set != kNone &&
-           std::memcmp(entries_[slot].tag, tag, kTagBytes) != 0) {
+    while (slots_[slot] != kNone && std::memcmp(at(slots_[slot]).key, tag, kTagBytes) != 0) {
       slot = (slot + 1) & mask;
     }
     return slot;
   }
+  u32 id_of(const u8* tag) const { return slots_[slot_of(tag)]; }
 
-  // Gives an entry the set that its own becomes by adding or removing an owner's tiers.
-  void move(Entry& entry, Owner owner, bool adds) {
-    const u32 from = entry.set & kSetMask;
-    u32 to = memo_.to;
-    if (memo_.from != from || memo_.adds != adds || memo_.owner.source != owner.source ||
-        memo_.owner.tiers != owner.tiers) {
-      to = interned(changed(sets_[from].owners, owner, adds));
-      memo_ = {from, to, owner, adds};
+  // As `id_of`, but looks first beside the entry of the key before.
+  u32 next_id(const u8* tag, u32 last) const {
+    const u32 guess = last + 1;
+    if (last != kNone && guess < ids_ && is_used(guess) &&
+        std::memcmp(at(guess).key, tag, kTagBytes) == 0) {
+      return guess;
     }
+    return id_of(tag);
+  }
+
+  u32 id_named(u16 source, Key name) const {
+    if (source >= names_.size()) return kNone;
+    return names_[source].find(name.data);
+  }
+
+  u16 tiers_of(u32 id, u16 source) const {
+    for (const Owner& o : sets_[sets_.root(at(id).set)]) {
+      if (o.source == source) return o.tiers;
+    }
+    return 0;
+  }
+
+  void add_key(Owner owner, Key key, u32& last) {
+    last = next_id(key.data, last);
+    if (last == kNone || is_dead(last)) {
+      while (size() >= most_keys_) evict();
+    }
+    if (last == kNone) {
+      if ((used_ + 1) * 4 > slots_.size() * 3) rebuild();
+      last = slots_[slot_of(key.data)] = allocate(key);
+      ++used_;
+      ++dead_;
+    }
+    own(last, owner);
+  }
+
+  u32 allocate(Key key) {
+    u32 id = free_;
+    if (id == kNone) {
+      if (ids_ == entries_.size() * kChunk) entries_.add();
+      id = ids_++;
+    } else {
+      std::memcpy(&free_, at(id).key, sizeof free_);
+    }
+    Entry& entry = at(id);
+    entry = {{}, kEmptySet, 0, 0};
+    std::memcpy(entry.key, key.data, key.bytes < kKeyBytes ? key.bytes : kKeyBytes);
+    sets_.attach(kEmptySet);
+    return id;
+  }
+
+  void own(u32 id, Owner owner) { put(id, sets_.changed(root_of(id), owner, true)); }
+  void disown(u32 id, Owner owner) { put(id, sets_.changed(root_of(id), owner, false)); }
+  u32 root_of(u32 id) const { return sets_.root(at(id).set); }
+
+  void put(u32 id, u32 to) {
+    const u32 from = at(id).set;
     if (to == from) return;
-    dead_ -= sets_[from].owners.empty();
-    dead_ += sets_[to].owners.empty();
-    ++sets_[to].refs;
-    entry.set = to | (entry.set & kTouched);
-    release(from);
+    dead_ -= is_dead(id);
+    dead_ += sets_.empty(to);
+    sets_.attach(to);
+    at(id).set = to;
+    sets_.detach(from);
   }
 
-  static Owners changed(const Owners& before, Owner owner, bool adds) {
-    Owners after = before;
-    auto at = std::lower_bound(after.begin(), after.end(), owner.source,
-                               [](const Owner& o, u16 source) { return o.source < source; });
-    const bool there = at != after.end() && at->source == owner.source;
-    if (adds) {
-      if (there) at->tiers |= owner.tiers;
-      else after.insert(at, owner);
-    } else if (there) {
-      at->tiers &= static_cast<u8>(~owner.tiers);
-      if (at->tiers == 0) after.erase(at);
-    }
-    return after;
+  // A name that led to an entry is gone.
+  void let_go(u32 id) {
+    --at(id).names;
+    erase_unused(id);
   }
 
-  u32 interned(Owners owners) {
-    auto [found, fresh] = numbers_.try_emplace(content(owners), 0);
-    if (!fresh) return found->second;
-    if (free_.empty()) {
-      free_.push_back(static_cast<u32>(sets_.size()));
-      sets_.push_back({});
-    }
-    found->second = free_.back();
-    free_.pop_back();
-    sets_[found->second] = {std::move(owners), 0};
-    return found->second;
+  void unname(u16 source, Key name) {
+    const u32 id = names_[source].find(name.data);
+    names_[source].erase(name.data);
+    --names_count_;
+    let_go(id);
   }
 
-  void release(u32 number) {
-    if (--sets_[number].refs != 0 || number == kEmptySet) return;
-    forget(number);
-    sets_[number].owners = {};
-    free_.push_back(number);
-    if (memo_.from == number || memo_.to == number) memo_ = {};
+  void erase_unused(u32 id) {
+    if (is_dead(id) && at(id).names == 0) erase(id);
   }
 
-  // From now on the set is not found by its content.
-  void forget(u32 number) {
-    const auto found = numbers_.find(content(sets_[number].owners));
-    if (found != numbers_.end() && found->second == number) numbers_.erase(found);
-  }
-
-  void erase(std::size_t slot) {
-    dead_ -= is_dead(entries_[slot]);
-    release(entries_[slot].set & kSetMask);
-    --used_;
-    const std::size_t mask = entries_.size() - 1;
-    for (std::size_t i = (slot + 1) & mask; entries_[i].set != kNone; i = (i + 1) & mask) {
-      const std::size_t home = hash(entries_[i].tag) & mask;
+  void erase(u32 id) {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t slot = slot_of(at(id).key);
+    for (std::size_t i = (slot + 1) & mask; slots_[i] != kNone; i = (i + 1) & mask) {
+      const std::size_t home = hash(at(slots_[i]).key) & mask;
       if (((i - home) & mask) >= ((i - slot) & mask)) {
-        entries_[slot] = entries_[i];
+        slots_[slot] = slots_[i];
         slot = i;
       }
     }
-    entries_[slot].set = kNone;
+    slots_[slot] = kNone;
+    free(id);
   }
 
-  // Takes out the dead; grows if what is left needs it.
+  // Gives back the number of an entry that is dead and in no slot any more.
+  void free(u32 id) {
+    --dead_;
+    --used_;
+    sets_.detach(at(id).set);
+    std::memcpy(at(id).key, &free_, sizeof free_);
+    at(id).set = kFree;
+    free_ = id;
+  }
+
+  // Takes out what nobody has or names; grows if what is left needs it.
   void rebuild() {
-    std::size_t slots = entries_.size();
-    while ((size() + 1) * 2 > slots) slots *= 2;
-    std::vector<Entry> old(slots, Entry{{}, kNone});
-    old.swap(entries_);
-    hand_ = 0;
-    for (const Entry& entry : old) {
-      if (entry.set == kNone) continue;
-      if (is_dead(entry)) {
-        --used_;
-        --dead_;
-        release(entry.set & kSetMask);
-      } else {
-        entries_[slot_of(entry.tag)] = entry;
-      }
+    for (u32 id = 0; id < ids_; ++id) {
+      if (is_used(id) && is_dead(id) && at(id).names == 0) free(id);
+    }
+    std::size_t count = slots_.size();
+    while ((used_ + 1) * 2 > count) count *= 2;
+    slots_ = HugeVector<u32>(count, kNone);
+    for (u32 id = 0; id < ids_; ++id) {
+      if (is_used(id)) slots_[slot_of(at(id).key)] = id;
     }
   }
 
-  // A hand goes round: who was looked up since it came by stays once more.
+  // A hand goes round: what was looked up since it came by stays once more.
   void evict() {
-    const std::size_t mask = entries_.size() - 1;
     while (true) {
-      Entry& entry = entries_[hand_ & mask];
-      if (entry.set != kNone && !is_dead(entry)) {
-        if ((entry.set & kTouched) == 0) break;
-        entry.set &= kSetMask;
+      if (hand_ >= ids_) hand_ = 0;
+      const u32 id = hand_++;
+      if (!is_used(id) || is_dead(id)) continue;
+      if (at(id).touched) {
+        at(id).touched = 0;
+        continue;
       }
-      hand_ = (hand_ + 1) & mask;
+      put(id, kEmptySet);
+      erase_unused(id);
+      ++evicted_;
+      return;
     }
-    erase(hand_ & mask);
-    ++evicted_;
   }
 
-  std::size_t most_keys_;
-  std::vector<Entry> entries_;
-  std::vector<Set> sets_;
-  std::vector<u32> free_;
-  std::unordered_map<std::string, u32> numbers_;  // content -> set
-  Memo memo_;
-  std::size_t used_ = 0, dead_ = 0;  // dead: of the empty set, or of one that became empty
-  std::size_t hand_ = 0;
+  // Another hand goes round over names; who loses a name loses the block.
+  void evict_name() {
+    while (name_source_ >= names_.size() || names_[name_source_].size() == 0) {
+      name_source_ = name_source_ + 1 < names_.size() ? name_source_ + 1 : 0;
+      name_place_ = 0;
+    }
+    const u32 id = names_[name_source_].pop(name_place_);
+    --names_count_;
+    ++evicted_;
+    disown(id, {static_cast<u16>(name_source_), kAllTiers});
+    let_go(id);
+  }
+
+  std::size_t most_keys_, most_names_;
+  HugeVector<u32> slots_;
+  Chunks<Entry> entries_{kChunk};
+  u32 ids_ = 0, free_ = kNone;  // numbers that were given; the first of those given back
+  OwnerSets sets_;
+  std::vector<Names> names_;    // by source
+  std::size_t names_count_ = 0;
+  std::size_t used_ = 0, dead_ = 0;  // in slots; of them, those without an owner
+  u32 hand_ = 0;
+  std::size_t name_source_ = 0, name_place_ = 0;
   u64 evicted_ = 0;
 };
 

@@ -1,0 +1,1 @@
+"""Programs that measure one index each, in an environment of their own; alike but for the index."""
