@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from kvist.assemble.routing import gateway_router
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
 from kvist.core.keys import RequestScope, seed_bytes
@@ -23,7 +24,6 @@ from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.native import chain_keys, digest
 from kvist.node.http.tokens import Tokens, read_token
-from kvist.router.plain import LeastBooked
 
 _SECTION = "$.gateway"
 _DOMAIN = b"kvist.gateway.v1"
@@ -36,10 +36,11 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         ConfigError: it cannot be as configured, or a package is missing.
     """
     wanted = config.gateway
+    fingerprint = _fingerprint(wanted)
     gateway = Gateway(
         urls=replica_urls(wanted),
-        router=LeastBooked(),
-        prompts=_prompts(wanted, config.block_tokens),
+        router=gateway_router(config.router, config.block_tokens, fingerprint),
+        prompts=_prompts(wanted, config.block_tokens, fingerprint),
         limits=_limits(wanted.limits),
         tracer=_tracer(wanted.otlp_endpoint),
         tokens=_tokens(wanted),
@@ -117,18 +118,20 @@ def _limits(wanted: GatewayLimitsConfig) -> TenantLimits:
     )
 
 
-def _prompts(wanted: GatewayConfig, block_tokens: int) -> Prompts:
+def _prompts(wanted: GatewayConfig, block_tokens: int, fingerprint: bytes) -> Prompts:
     if not wanted.tokenizer:
         return Prompts(None, None)
     folder = Path(wanted.tokenizer).expanduser()
-    keys_of = _keys_of(folder.name, block_tokens)
+    keys_of = _keys_of(fingerprint, block_tokens)
     return Prompts(ModelTokenizer(folder), keys_of, threads=wanted.tokenizer_threads)
 
 
-def _keys_of(model: str, block_tokens: int) -> KeysOf:
-    """Keys that name prefixes for this gateway's router, in no store's keyspace."""
-    fingerprint = digest(_DOMAIN + model.encode())
+def _fingerprint(wanted: GatewayConfig) -> bytes:
+    """Of the keys that name prefixes for this gateway's router: no store's keyspace."""
+    return digest(_DOMAIN + Path(wanted.tokenizer).name.encode())
 
+
+def _keys_of(fingerprint: bytes, block_tokens: int) -> KeysOf:
     def keys_of(tokens: Sequence[int], lora: str, salt: str) -> tuple[bytes, ...]:
         seed = digest(seed_bytes(fingerprint, RequestScope(lora, salt)))
         return tuple(chain_keys(seed, np.asarray(tokens, np.uint32), block_tokens))

@@ -1,4 +1,4 @@
-"""A router and a queue from the configuration."""
+"""A router with its index, and a queue, from the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from kvist.router.admission import Limits, Rule
 from kvist.router.candidates import Prefixes
 from kvist.router.conductor import KvistRouter, Setting
 from kvist.router.fairness import FairQueue
+from kvist.router.index import PrefixIndex
 from kvist.router.policies.kvist import Settings
+from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.replicas import Speeds
 
 # What a seed says of the parts that nobody knows before they were measured: a pass of no tokens
@@ -48,6 +50,20 @@ def router_of(
         kv_tokens=config.kv_tokens or None,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
+
+
+def gateway_router(config: RouterConfig, block_tokens: int, fingerprint: bytes) -> KvistRouter:
+    """A router that knows what it sent where, and takes it to be there for some minutes.
+
+    Args:
+        block_tokens: of the keys that requests will carry.
+        fingerprint: of their keyspace, 32 bytes.
+
+    Raises:
+        ConfigError: as `router_of`.
+    """
+    index = PrefixIndex(block_tokens=block_tokens, fingerprint=fingerprint)
+    return router_of(config, block_tokens, IndexedPrefixes(index), random.Random())
 
 
 def queue_of(config: RouterConfig) -> FairQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvist.core.keys import Key
 
@@ -98,4 +98,17 @@ class Prefixes(Protocol):
         for all that share a store; where only some are named, the largest counts for the others.
         Called under the router's lock, often: it must answer at once and not call back.
         """
+        ...
+
+
+@runtime_checkable
+class LearnsChoices(Protocol):
+    """What `Prefixes` may do besides: predict from choices. Called under the router's lock."""
+
+    def chosen(self, replica: str, keys: Sequence[Key], now_s: float) -> None:
+        """A request with these blocks was sent to a replica, which will have them soon."""
+        ...
+
+    def removed(self, replica: str) -> None:
+        """A replica is gone, with all that it had."""
         ...

@@ -19,7 +19,7 @@ from kvist.cost.decode import DecodeTimes
 from kvist.cost.prefill import PrefillTimes
 from kvist.router.admission import Admission, Limits, Rule
 from kvist.router.bookings import Work
-from kvist.router.candidates import NOTHING, Prefix, Prefixes
+from kvist.router.candidates import NOTHING, LearnsChoices, Prefix, Prefixes
 from kvist.router.choice import Selected, make_policy, select
 from kvist.router.exchange import LoadReport, OtherGateways
 from kvist.router.learning import Stretch
@@ -75,6 +75,7 @@ class KvistRouter:
         self.output_lengths = Groups()
         self._speeds = speeds
         self._prefixes = prefixes
+        self._learner = prefixes if isinstance(prefixes, LearnsChoices) else None
         self._policy_name = setting.policy
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
         self._decode_times = Groups(_LEAST_DECODE_S)
@@ -198,12 +199,16 @@ class KvistRouter:
             found = self._replicas.get(replica)
             if found is not None:
                 found.healthy, found.draining = healthy, draining
+                if not healthy and self._learner is not None:
+                    self._learner.removed(replica)  # what it had in HBM is gone with it
 
     def remove(self, replica: str) -> None:
         """See `Router`."""
         with self._lock:
             if self._replicas.pop(replica, None) is not None:
                 self._sessions.forget(replica)
+                if self._learner is not None:
+                    self._learner.removed(replica)
 
     # Other gateways
 
@@ -254,6 +259,8 @@ class KvistRouter:
         decode.contexts.expect(booking, ask.prompt_tokens, now_s + selected.ttft_s, times)
         self._booked_s += selected.serve_s
         self._sessions.went(ask.session, prefill.name)
+        if self._learner is not None:
+            self._learner.chosen(prefill.name, ask.keys, now_s)
         self._bookings[booking] = _Booking(ask, prefill, decode, work)
         return Choice(
             replica=decode.name,
