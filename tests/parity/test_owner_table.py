@@ -136,7 +136,7 @@ def test_what_is_out_of_range_changes_nothing(
     assert len(table) == 0
 
 
-@pytest.mark.parametrize(("most_keys", "most_names"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("most_keys", "most_names"), [(0, 1), (1, 0), (1 << 24, 1 << 24)])
 def test_bound_below_one_is_refused(native: ModuleType, most_keys: int, most_names: int) -> None:
     with pytest.raises(ValueError, match="are 1 or more"):
         new_table(native, most_keys, most_names)

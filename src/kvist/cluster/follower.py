@@ -43,7 +43,7 @@ class Patience:
     most_held: int = 256
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """What a message made ready. `restarted`: all entries of the publisher are void before it."""
 
     batches: tuple[Batch, ...]

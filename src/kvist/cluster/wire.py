@@ -101,7 +101,7 @@ class _PayloadAndRecord(_Payload, frozen=True):
     record: NodeRecord | None = None
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """What one message of a publisher says.
 
     Attributes:
@@ -166,9 +166,13 @@ def decode_message(
         raise FormatError(f"KV events that cannot be read: {error}") from error
     if read.record is not None and read.record.node != node:
         raise FormatError(f"{node} sends a record of {read.record.node}")
-    events = tuple(event for e in read.events if (event := _read(e)) is not None)
+    events: list[KvEvent] = []
+    for written in read.events:
+        event = _read(written)
+        if event is not None:
+            events.append(event)
     count = int.from_bytes(number, "big")
-    return Batch(node, incarnation, count, events, read.record, replayed)
+    return Batch(node, incarnation, count, tuple(events), read.record, replayed)
 
 
 @lru_cache(maxsize=_MOST_PUBLISHERS)
@@ -206,10 +210,13 @@ def _read(event: BlockStored | BlockRemoved | AllBlocksCleared) -> KvEvent | Non
     if isinstance(event, AllBlocksCleared):
         return Cleared()
     tier = _TIER_OF.get(event.medium)
-    if tier is Tier.SSD:
-        tier = _ELSEWHERE.get(event.locality or "", tier)
-    elif tier is None or event.locality in _ELSEWHERE:
+    if tier is None:
         return None
+    if event.locality is not None:
+        elsewhere = _ELSEWHERE.get(event.locality)
+        if elsewhere is not None and event.medium != "STORAGE":
+            return None
+        tier = elsewhere or tier
     keys = block_keys(event.block_hashes)
     group = event.group_idx or 0
     if isinstance(event, BlockRemoved):

@@ -29,6 +29,7 @@ NAME_BYTES = 8
 MOST_SOURCES = NOBODY = (1 << 16) - 1
 MOST_TIERS = 1 << 16
 MOST_LEVELS = 8
+MOST_ENTRIES = 1 << 25
 
 Readers = npt.NDArray[np.uint16]
 
@@ -49,12 +50,12 @@ class OwnerTable:
         most_names: above it, for a new name another goes, and its source has that block no more.
 
     Raises:
-        ValueError: one is below 1.
+        ValueError: one is below 1, or both together are 2**25 or more.
     """
 
     def __init__(self, most_keys: int, most_names: int = 1 << 24) -> None:
-        if most_keys < 1 or most_names < 1:
-            raise ValueError("most_keys and most_names are 1 or more")
+        if min(most_keys, most_names) < 1 or most_keys + most_names >= MOST_ENTRIES:
+            raise ValueError("most_keys and most_names are 1 or more, and below 2**25 together")
         self._most_keys, self._most_names = most_keys, most_names
         self._entries: dict[bytes, _Entry] = {}  # of those without an owner, what a name leads to
         self._names: dict[tuple[int, bytes], _Entry] = {}

@@ -95,14 +95,13 @@ class EngineFeed:
             source: its number in the table.
             name: its name, for people.
         """
-        bits = BIT_OF[event.tier]
         if isinstance(event, Removed):
             # What has left was there, so a prediction that it will be is no news either.
-            bits = IN_HBM if event.tier is Tier.HBM else bits
+            bits = IN_HBM if event.tier is Tier.HBM else BIT_OF[event.tier]
             if event.group == self._groups.get(source, event.group):
                 table.remove(source, bits, event.keys)
         elif event.content is None:
-            table.add(source, bits, event.keys)
+            table.add(source, BIT_OF[event.tier], event.keys)
         elif self._counts_for_prefixes(source, event.group, event.content):
             self._add_described(table, source, name, event, event.content)
         else:

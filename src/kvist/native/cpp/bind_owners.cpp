@@ -23,7 +23,7 @@ namespace {
 using namespace kvist::owners;
 using kvist::View;
 
-constexpr std::size_t kAhead = 8;  // look-ups whose cache misses overlap
+constexpr std::size_t kAhead = 16;  // look-ups whose cache misses overlap
 constexpr std::int64_t kMostSources = kNobody, kMostTiers = 1 << 16;
 
 struct LockedTable {
@@ -58,7 +58,10 @@ class Keys {
   std::vector<Key> all() const {
     std::vector<Key> out;
     out.reserve(count_);
-    for (std::size_t i = 0; i < count_; ++i) out.push_back(key_of(items_[i]));
+    for (std::size_t i = 0; i < count_; ++i) {
+      announce(i + kAhead);
+      out.push_back(key_of(items_[i]));
+    }
     return out;
   }
 
@@ -80,11 +83,14 @@ template <typename Call>
 void each_key(LockedTable& table, Owner owner, nb::handle sequence, Call call) {
   const std::vector<Key> keys = Keys(sequence).all();
   const Locked locked(table.lock);
+  const auto announce = [&](std::size_t i) {
+    if (i >= keys.size()) return;
+    table.owners.announce(keys[i].data);
+    table.owners.announce_name(owner.source, keys[i].data);
+  };
+  for (std::size_t i = 0; i < kAhead; ++i) announce(i);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (i + kAhead < keys.size()) {
-      table.owners.announce(keys[i + kAhead].data);
-      table.owners.announce_name(owner.source, keys[i + kAhead].data);
-    }
+    announce(i + kAhead);
     call(keys[i]);
   }
 }
@@ -266,8 +272,12 @@ nb::object items(LockedTable& table) {
   return nb::steal(PyObject_GetIter(out.ptr()));
 }
 
+constexpr auto kLimit = static_cast<std::int64_t>(kMostEntries);
+
 void construct(LockedTable* self, std::int64_t most_keys, std::int64_t most_names) {
-  if (most_keys < 1 || most_names < 1) throw nb::value_error("most_keys and most_names are 1 or more");
+  if (most_keys < 1 || most_names < 1 || most_keys > kLimit || most_names > kLimit - most_keys) {
+    throw nb::value_error("most_keys and most_names are 1 or more, and below 2**25 together");
+  }
   new (self) LockedTable(static_cast<std::size_t>(most_keys), static_cast<std::size_t>(most_names));
 }
 

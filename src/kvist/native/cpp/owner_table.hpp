@@ -3,7 +3,8 @@
 //
 // Blocks of a prefix are mostly held by the same nodes, so sets of owners are shared
 // (`owner_sets.hpp`). Entries never move and are found through an open-addressing array of their
-// numbers (linear probing, deletion by shifting back, at most 3/4 full). Keys that come one after
+// numbers (linear probing, deletion by shifting back, at most 3/4 full); seven bits of the hash stand
+// beside each number, so that hardly any other key's entry is looked at. Keys that come one after
 // another get neighbouring entries, so whoever walks along a prefix finds the next one beside the
 // last, without a search.
 //
@@ -27,6 +28,7 @@
 namespace kvist::owners {
 
 constexpr std::size_t kTagBytes = 16, kKeyBytes = 32;
+constexpr std::size_t kMostEntries = (std::size_t{1} << 25) - 1;  // keys and names together
 
 // A key, or a name, of 16 bytes or more.
 struct Key {
@@ -115,7 +117,7 @@ class OwnerTable {
   const Owners& owners(u32 root) const { return sets_[root]; }
 
   void announce(const u8* tag) const {
-    __builtin_prefetch(&slots_[hash(tag) & (slots_.size() - 1)]);
+    __builtin_prefetch(&slots_[home(hash(tag))]);
   }
   void announce_name(u16 source, const u8* name) const {
     if (source < names_.size()) names_[source].announce(name);
@@ -130,6 +132,7 @@ class OwnerTable {
 
  private:
   static constexpr std::size_t kFirstSlots = 1024, kChunk = 1024;
+  static constexpr u32 kIdBits = 25, kIdMask = (1u << kIdBits) - 1;
   static constexpr u32 kFree = 0xffffffff;  // in place of a set
 
   struct Entry {
@@ -146,8 +149,10 @@ class OwnerTable {
   static u64 hash(const u8* tag) {
     u64 value;
     std::memcpy(&value, tag, sizeof value);
-    return value * 0x9e3779b97f4a7c15ULL >> 17;  // stock engines' numbers may be small
+    return value * 0x9e3779b97f4a7c15ULL;  // stock engines' numbers may be small
   }
+  std::size_t home(u64 hash) const { return hash >> 17 & (slots_.size() - 1); }
+  static u32 slot_for(u64 hash, u32 id) { return static_cast<u32>(hash >> 57) << kIdBits | id; }
 
   bool is_used(u32 id) const { return at(id).set != kFree; }
   bool is_dead(u32 id) const { return sets_.empty(sets_.root(at(id).set)); }
@@ -155,13 +160,20 @@ class OwnerTable {
   // The slot of a key: the one that has its entry, or the empty one where it would be put.
   std::size_t slot_of(const u8* tag) const {
     const std::size_t mask = slots_.size() - 1;
-    std::size_t slot = hash(tag) & mask;
-    while (slots_[slot] != kNone && std::memcmp(at(slots_[slot]).key, tag, kTagBytes) != 0) {
+    const u64 hashed = hash(tag);
+    const u32 like = slot_for(hashed, 0);
+    std::size_t slot = home(hashed);
+    while (slots_[slot] != kNone &&
+           ((slots_[slot] & ~kIdMask) != like ||
+            std::memcmp(at(slots_[slot] & kIdMask).key, tag, kTagBytes) != 0)) {
       slot = (slot + 1) & mask;
     }
     return slot;
   }
-  u32 id_of(const u8* tag) const { return slots_[slot_of(tag)]; }
+  u32 id_of(const u8* tag) const {
+    const u32 found = slots_[slot_of(tag)];
+    return found == kNone ? kNone : found & kIdMask;
+  }
 
   // As `id_of`, but looks first beside the entry of the key before.
   u32 next_id(const u8* tag, u32 last) const {
@@ -192,7 +204,8 @@ class OwnerTable {
     }
     if (last == kNone) {
       if ((used_ + 1) * 4 > slots_.size() * 3) rebuild();
-      last = slots_[slot_of(key.data)] = allocate(key);
+      last = allocate(key);
+      put_in_slot(last);
       ++used_;
       ++dead_;
     }
@@ -212,6 +225,11 @@ class OwnerTable {
     std::memcpy(entry.key, key.data, key.bytes < kKeyBytes ? key.bytes : kKeyBytes);
     sets_.attach(kEmptySet);
     return id;
+  }
+
+  void put_in_slot(u32 id) {
+    const u8* key = at(id).key;
+    slots_[slot_of(key)] = slot_for(hash(key), id);
   }
 
   void own(u32 id, Owner owner) { put(id, sets_.changed(root_of(id), owner, true)); }
@@ -249,8 +267,8 @@ class OwnerTable {
     const std::size_t mask = slots_.size() - 1;
     std::size_t slot = slot_of(at(id).key);
     for (std::size_t i = (slot + 1) & mask; slots_[i] != kNone; i = (i + 1) & mask) {
-      const std::size_t home = hash(at(slots_[i]).key) & mask;
-      if (((i - home) & mask) >= ((i - slot) & mask)) {
+      const std::size_t from = home(hash(at(slots_[i] & kIdMask).key));
+      if (((i - from) & mask) >= ((i - slot) & mask)) {
         slots_[slot] = slots_[i];
         slot = i;
       }
@@ -278,7 +296,7 @@ class OwnerTable {
     while ((used_ + 1) * 2 > count) count *= 2;
     slots_ = HugeVector<u32>(count, kNone);
     for (u32 id = 0; id < ids_; ++id) {
-      if (is_used(id)) slots_[slot_of(at(id).key)] = id;
+      if (is_used(id)) put_in_slot(id);
     }
   }
 
