@@ -1,5 +1,6 @@
 """Every knob, typed and documented; where its value comes from; what it means on this machine."""
 
+from kvist.config.cluster_schema import ClusterConfig, check_cluster, cluster_nodes
 from kvist.config.knobs import Knob, knobs
 from kvist.config.load import LoadedConfig, as_mapping, load_config, value_at
 from kvist.config.peers_schema import PeersConfig, check_peers, peer_address, peer_members
@@ -29,6 +30,7 @@ from kvist.config.store_schema import (
 
 __all__ = [
     "BreakerConfig",
+    "ClusterConfig",
     "Config",
     "ConnectorConfig",
     "DramConfig",
@@ -43,7 +45,9 @@ __all__ = [
     "SsdConfig",
     "StoreConfig",
     "as_mapping",
+    "check_cluster",
     "check_peers",
+    "cluster_nodes",
     "dram_bytes",
     "format_size",
     "knobs",
