@@ -230,6 +230,30 @@ METRICS: tuple[Metric, ...] = (
         "Blocks of this node with fewer copies than there could be, in the last whole round.",
     ),
     Metric(
+        "kvist_replica_fetched_total",
+        _C,
+        "blocks",
+        "Blocks that other nodes offered and this one fetched, or had by then.",
+    ),
+    Metric(
+        "kvist_replica_dropped_total",
+        _C,
+        "blocks",
+        "Blocks that other nodes offered and this one did not fetch: no room, or too late.",
+    ),
+    Metric(
+        "kvist_replica_unsent_total",
+        _C,
+        "blocks",
+        "Offers of blocks that did not reach the other node; they are made again later.",
+    ),
+    Metric(
+        "kvist_discovery_failures_total",
+        _C,
+        "calls",
+        "Looks at discovery that failed; nodes that know each other go on without it.",
+    ),
+    Metric(
         "kvist_remote_calls_total",
         _C,
         "calls",

@@ -13,8 +13,9 @@ from typing import Self
 from node_process import NodeProcess, attach, eventually
 
 from kvist.core.outcome import BlockRef, Outcome
+from kvist.native import digest
 from kvist.node.client import NodeStore
-from kvist.testing.store_suite import WAIT_S, content, key
+from kvist.testing.store_suite import WAIT_S, content
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 16  # more than socket buffers hold
@@ -23,6 +24,16 @@ LONG_S = 20.0
 _CHUNK_BYTES = 1 << 15
 _HELD_BYTES = 1 << 16  # that a stalled proxy takes from the owner
 _LOOK_S = 0.05
+
+
+def key(n: int) -> bytes:
+    """The key of block n, mixed like a real one: directories know keys by their first half."""
+    return digest(b"block %d" % n)
+
+
+def ref(n: int) -> BlockRef:
+    """Block n, whose parent is the one before it."""
+    return BlockRef(key(n), key(n - 1) if n else None)
 
 
 def free_port() -> int:
@@ -59,7 +70,7 @@ def client_of(node: NodeProcess, n: int = 1) -> NodeStore:
 
 def fill(store: NodeStore, numbers: Sequence[int]) -> None:
     """Writes blocks."""
-    with store.write([BlockRef(key(n), key(n - 1) if n else None) for n in numbers]) as lease:
+    with store.write([ref(n) for n in numbers]) as lease:
         for i, n in enumerate(numbers):
             lease.buffer(i)[:] = content(key(n), BLOCK_BYTES)
             assert lease.commit(i)

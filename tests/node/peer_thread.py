@@ -16,6 +16,7 @@ from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.peering import Address, Peering
 from kvist.node.peers.server import PeerServer, listen
+from kvist.node.peers.serving import ClusterSide
 from kvist.policy import LeafLru
 from kvist.store import TieredStore
 from kvist.testing.store_suite import RAW_BYTES, DictTier, content, key, put
@@ -41,6 +42,7 @@ def owner(
     first_s: float = LIMIT_S,
     wanted: Attach | None = None,
     node: bytes | None = None,
+    cluster: ClusterSide | None = None,
 ) -> Iterator[tuple[PeerServer, TieredStore]]:
     """Serves keyspace 1, which holds blocks 0 to 3, on a port of the loopback interface."""
     wanted = wanted or attach(1)
@@ -56,6 +58,7 @@ def owner(
             credentials or Credentials(),
             first_s=first_s,
             node=node,
+            cluster=cluster,
         )
         try:
             yield server, store
@@ -154,7 +157,9 @@ class RawPeer:
 
 def hello_of(**other: object) -> m.Hello:
     """How a reader begins."""
-    hello = m.Hello(m.MAGIC, 1, 1, b"n" * m.NODE_BYTES, b"x" * m.NONCE_BYTES)
+    hello = m.Hello(
+        m.MAGIC, m.OLDEST_PROTOCOL, m.NEWEST_PROTOCOL, b"n" * m.NODE_BYTES, b"x" * m.NONCE_BYTES
+    )
     fields = {k: v for k, v in other.items() if k in hello.__struct_fields__}
     return msgspec.structs.replace(hello, **fields)
 

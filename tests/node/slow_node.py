@@ -32,4 +32,4 @@ def hanging_store(attach: Attach, on_event: Callable[[KvEvent], None]) -> Tiered
 
 
 if __name__ == "__main__":
-    serve(Place(Path(sys.argv[1])), hanging_store, keyspaces=1, drain_s=1.0)
+    serve(Place(Path(sys.argv[1])), lambda lends: hanging_store, keyspaces=1, drain_s=1.0)

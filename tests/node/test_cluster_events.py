@@ -25,8 +25,8 @@ from kvist.core.errors import ConfigError
 from kvist.core.events import Removed, Stored
 from kvist.core.outcome import Tier
 from kvist.native import digest
-from kvist.node.clustered import ClusterLoop, Rhythm
-from kvist.node.events import EventLines, EventPorts, new_secret
+from kvist.node.clustered import ClusterLoop, Duties, Rhythm
+from kvist.node.events import EventLines, EventPorts, secret_of
 
 LOCAL = "tcp://127.0.0.1:*"
 WAIT_S = 60.0
@@ -62,8 +62,7 @@ class Node:
             self.member,
             self.ports,
             MemoryDiscovery(board, time.monotonic),
-            space=lambda: ROOM,
-            on_offers=self.offers.extend,
+            duties=Duties(lambda: ROOM, self.offers.extend),
             lines=EventLines(secret=secret, most_queued=most_queued),
             rhythm=Rhythm(tick_s=0.0),
         )
@@ -243,9 +242,9 @@ def test_node_that_speaks_for_another_is_not_heard() -> None:
 def test_nobody_hears_a_port_with_a_secret_without_it(open_node: Callable[..., Node]) -> None:
     if not zmq.has("curve"):
         pytest.skip("this libzmq was built without CURVE")
-    secret = new_secret()
+    secret = secret_of(b"ours")
     a, b = open_node("a", secret), open_node("b", secret)
-    stranger, enemy = open_node("stranger"), open_node("enemy", new_secret())
+    stranger, enemy = open_node("stranger"), open_node("enemy", secret_of(b"theirs"))
     step_until(lambda: len(a.member.view.membership) == 4, a, b, stranger, enemy)
     a.loop.record(Stored((key(1),), None, Tier.DRAM))
     step_until(lambda: bool(b.holders(1)), a, b, stranger, enemy)

@@ -30,7 +30,7 @@ def test_drain_writes_what_is_dirty_before_it_lets_go_of_the_lock(folder: Path) 
         arena = Arena(8 * PAGE_BYTES, slot_bytes=attach.block_bytes)
         return TieredStore(arena, LeafLru(), tier, raw_bytes=attach.block_bytes, stuck_s=60.0)
 
-    node = threading.Thread(target=serve, args=(place, open_store), kwargs=LIMITS)
+    node = threading.Thread(target=serve, args=(place, lambda lends: open_store), kwargs=LIMITS)
     node.start()
     eventually(lambda: control.listens(place.socket))
     with NodeStore(place.socket, attach(1)) as store:

@@ -15,6 +15,7 @@ from peer_nodes import (
     fill,
     found,
     free_port,
+    key,
     learn,
     no_lease_left,
     peer_node,
@@ -145,8 +146,6 @@ def test_owner_that_ends_in_order_gives_back_what_readers_hold(folder: Path) -> 
 
 
 def _keys() -> list[bytes]:
-    from kvist.testing.store_suite import key
-
     return [key(n) for n in NUMBERS]
 
 

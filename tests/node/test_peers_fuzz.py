@@ -18,12 +18,15 @@ from node_process import attach, eventually
 from peer_nodes import free_port, peer_node
 from peer_thread import InUse, hello_of
 
+from kvist.cluster.directory import Position
 from kvist.core.errors import KvistError
+from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
 from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import greet, receive
+from kvist.node.peers.intake import Intake
 from kvist.node.peers.member import Member
 from kvist.node.peers.serving import ServeCounts, Serving
 from kvist.node.peers.wire import Wire
@@ -32,7 +35,6 @@ from kvist.store import TieredStore
 from kvist.store.breaker import Breaker
 from kvist.testing.store_suite import RAW_BYTES, DictTier, content, key, put
 from kvist.tiers.dram import PAGE_BYTES, Arena
-from kvist.tiers.remote.knowledge import Knowledge
 
 MUTATIONS = int(os.environ.get("KVIST_FUZZ_MUTATIONS", "10000"))
 SOCKET_MUTATIONS = 2000
@@ -55,7 +57,27 @@ _ASKED: tuple[m.Message, ...] = (
     m.Read(b"".join(_KEYS[:4]), 1.0),
     m.Have(key(1)),
     m.Read(key(2) + key(9), 0.5),
+    m.Offer("other", 1, 1, key(1) + key(20), m.NO_PARENT + key(1), ("", "tenant")),
 )
+
+
+_MISS = m.BLOCK.pack(3, m.MISS, m.POSITION.size, 0, _KEYS[3]) + m.POSITION.pack(7, 9)
+
+
+class InCluster:
+    """What an owner in a cluster does besides; nothing that is offered is ever fetched."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.taken = 0
+        self._intake = intake
+
+    def position(self) -> Position:
+        return Position(1, 1)
+
+    def take(self, fingerprint: bytes, offer: m.Offer) -> int:
+        taken = self._intake.take(fingerprint, offer)
+        self.taken += taken
+        return taken
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
@@ -108,7 +130,7 @@ def test_owner_lives_through_almost_messages_and_keeps_no_lease() -> None:
     with TieredStore(arena, LeafLru(), below, raw_bytes=RAW_BYTES) as store:
         assert all(put(store, range(3)))
         in_use = {key(1): InUse(attach(1), store)}
-        counts = ServeCounts()
+        counts, cluster = ServeCounts(), InCluster(Intake(in_use.get, lambda node, at: False))
         for _ in range(MUTATIONS):
             wire, theirs = said(spoiled(chance, parts))
             until = time.monotonic() + SOON_S
@@ -117,13 +139,16 @@ def test_owner_lives_through_almost_messages_and_keeps_no_lease() -> None:
                     wire, Credentials(), b"o" * 16, lambda f: _layout(in_use.get(f)), until
                 )
                 served = store.own if wanted == attach(1) else None
-                Serving(wire, lambda served=served: served, counts).run()
+                Serving(
+                    wire, wanted.fingerprint, lambda served=served: served, counts, cluster=cluster
+                ).run()
             except (KvistError, OSError):
                 pass  # how every conversation ends
             wire.close()
             theirs.close()
             assert store.stats().leases == 0
         assert counts.sent_blocks > 0
+        assert cluster.taken > 0
         store.check_integrity()
         assert store.room_blocks() == 8
 
@@ -142,17 +167,18 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
     greeting = [
         m.encode(message)
         for message in (
-            m.Challenge(1, b"o" * 16, b"y" * 32, False),
+            m.Challenge(2, b"o" * 16, b"y" * 32, False),
             m.Proof(b""),
             m.Welcome(True),
         )
     ]
     hits = 0
+    sure: list[Position] = []
     for n in range(MUTATIONS):
         reads = n % 2 == 0
         if reads:
             stream = b"".join(h + b for h, b in zip(headers, blocks, strict=True))
-            data = bytearray(b"".join(greeting) + stream + m.BLOCK.pack(3, m.MISS, 0, 0, _KEYS[3]))
+            data = bytearray(b"".join(greeting) + stream + _MISS)
             if chance.random() < 0.3:
                 del data[chance.randrange(len(data)) :]
             else:
@@ -165,7 +191,7 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
         else:
             data = bytearray(spoiled(chance, [*greeting, m.encode(m.Held(b"\x0f"))]))
         wire, theirs = said(bytes(data))
-        member = _member(wire)
+        member = _member(wire, sure)
         outs = [bytearray(RAW_BYTES) for _ in range(4)]
         settled: dict[int, Outcome] = {}
         try:
@@ -185,23 +211,29 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
         wire.close()
         theirs.close()
     assert hits > 0
+    assert Position(7, 9) in sure
 
 
-def _member(wire: Wire) -> Member:
-    """A reader whose next connection is `wire`."""
+def _member(wire: Wire, sure: list[Position] | None = None) -> Member:
+    """A reader whose next connection is `wire`; what is surely not there is added to `sure`."""
 
     def open_wire(until: float) -> Wire:
         greet(wire, Credentials(), b"n" * 16, attach(1), until)
         return wire
 
-    clock = time.monotonic
+    def lacks(key: Key, at: Position | None) -> None:
+        if sure is not None and at is not None:
+            sure.append(at)
+
     return Member(
         "peer",
         open_wire,
-        Knowledge(most_blocks=100, absent_s=1.0, clock=clock),
-        Breaker(clock=clock, random=lambda: 0.5),
+        Breaker(clock=time.monotonic, random=lambda: 0.5),
+        streams=1,
         timeout_s=SOON_S,
         connect_s=SOON_S,
+        lacks=lacks,
+        rests=lambda: None,
     )
 
 

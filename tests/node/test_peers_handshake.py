@@ -81,7 +81,7 @@ def test_token_never_crosses_the_wire_and_an_owner_without_it_is_refused() -> No
             with link:
                 link.settimeout(LIMIT_S)
                 heard += link.recv(4096)
-                link.sendall(m.encode(m.Challenge(1, b"o" * 16, b"y" * 32, True)))
+                link.sendall(m.encode(m.Challenge(2, b"o" * 16, b"y" * 32, True)))
                 heard += (proof := link.recv(4096))
                 link.sendall(proof)  # sent back as if it were ours
                 heard += link.recv(4096)
@@ -118,7 +118,7 @@ def test_versions_that_share_nothing_refuse_each_other_in_words() -> None:
     with owner() as (server, _), RawPeer(server) as raw:
         answer = raw.greet(oldest=7, newest=9)
         assert isinstance(answer, m.Refused)
-        assert answer.reason.startswith("this node speaks peer protocols 1 to 1, the other 7 to 9")
+        assert answer.reason.startswith("this node speaks peer protocols 2 to 2, the other 7 to 9")
 
 
 @pytest.mark.parametrize("other", [{"block_bytes": RAW_BYTES + 1}, {"layout": "another"}])
@@ -243,14 +243,14 @@ def test_token_file_must_be_private_and_long_enough(tmp_path: Path) -> None:
     path.write_text("x" * 64 + "\n")
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="open to other users"):
-        read_token(path, "k")
+        read_token(str(path), "k")
     path.chmod(0o600)
-    assert read_token(path, "k") == b"x" * 64
+    assert read_token(str(path), "k") == b"x" * 64
     path.write_text("short\n")
     with pytest.raises(ConfigError, match="32 are the least"):
-        read_token(path, "k")
+        read_token(str(path), "k")
     with pytest.raises(ConfigError, match="cannot read"):
-        read_token(tmp_path / "absent", "k")
+        read_token(str(tmp_path / "absent"), "k")
 
 
 @pytest.mark.parametrize(

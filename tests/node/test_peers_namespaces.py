@@ -19,13 +19,13 @@ from peer_nodes import (
     TIMEOUT_S,
     client_of,
     fill,
+    key,
     learn,
     no_lease_left,
     read,
 )
 
 from kvist.core.outcome import Tier
-from kvist.testing.store_suite import key
 
 NUMBERS = range(BLOCKS)
 PORT = 7077

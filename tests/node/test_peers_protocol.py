@@ -12,20 +12,22 @@ from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.protocol import ProtocolError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "peer_protocol_v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "peer_protocol_v2.json"
 TOKEN = Credentials(b"t" * 32)
 ALL: tuple[m.Message, ...] = (
-    m.Hello(m.MAGIC, 1, 1, b"n" * 16, b"x" * 32),
+    m.Hello(m.MAGIC, 2, 2, b"n" * 16, b"x" * 32),
     m.Refused("no"),
-    m.Challenge(1, b"o" * 16, b"y" * 32, True),
+    m.Challenge(2, b"o" * 16, b"y" * 32, True),
     m.Proof(b"p" * 32),
     m.Want(bytes(32), "layout", 2000),
     m.Welcome(True),
     m.Have(bytes(32)),
     m.Read(bytes(32), 1.5),
     m.Held(b"\x01"),
+    m.Offer("a", 7, 9, bytes(32), m.NO_PARENT, ("t",)),
+    m.Taken(1),
 )
-_DECODERS = (m.HELLO, m.ANSWER, m.WANT, m.REQUEST, m.HELD)
+_DECODERS = (m.HELLO, m.ANSWER, m.WANT, m.REQUEST, m.HELD, m.TAKEN)
 
 
 def _decoded(body: bytes) -> m.Message:
@@ -37,12 +39,13 @@ def _decoded(body: bytes) -> m.Message:
     raise AssertionError("not a message")
 
 
-def test_bytes_of_peer_protocol_1_are_what_they_were() -> None:
+def test_bytes_of_peer_protocol_2_are_what_they_were() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert [(repr(x), m.encode(x).hex()) for x in ALL] == [tuple(x) for x in golden["messages"]]
     for message in ALL:
         assert _decoded(m.encode(message)[m.HEAD.size :]) == message
     assert m.BLOCK.pack(3, m.HIT, 2 << 20, 2**64 - 1, b"k" * 32).hex() == golden["block"]
+    assert m.POSITION.pack(2**63, 5).hex() == golden["position"]
     proofs = (
         TOKEN.proof_of_reader(b"hello", b"challenge"),
         TOKEN.proof_of_owner(b"hello", b"challenge"),
@@ -63,7 +66,7 @@ def test_every_message_between_nodes_has_golden_bytes() -> None:
 
 def test_what_a_stranger_may_say_fits_in_few_hundred_bytes() -> None:
     assert m.MOST_STRANGER_BYTES <= 512
-    for message in (*ALL[:4], m.refusal("é" * 10_000), ALL[5]):
+    for message in (*ALL[:4], m.refusal("é" * 10_000), ALL[5], ALL[-1]):
         assert len(m.encode(message)) - m.HEAD.size <= m.MOST_STRANGER_BYTES
 
 

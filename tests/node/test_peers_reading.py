@@ -15,14 +15,17 @@ from kvist.core.errors import ClosedError
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
 from kvist.node.peers import messages as m
+from kvist.node.peers.beliefs import Probed
+from kvist.node.peers.member import Member
 from kvist.node.peers.tier import PeerTier
 from kvist.node.protocol import ProtocolError
 from kvist.testing.store_suite import RAW_BYTES, content, key
+from kvist.tiers.remote.knowledge import Knowledge
 
 KEYS = [key(n) for n in range(4)]
 GREETING = b"".join(
     m.encode(message)
-    for message in (m.Challenge(1, b"o" * 16, b"y" * 32, False), m.Proof(b""), m.Welcome(True))
+    for message in (m.Challenge(2, b"o" * 16, b"y" * 32, False), m.Proof(b""), m.Welcome(True))
 )
 
 
@@ -80,22 +83,27 @@ def _lender(*servers: object):  # type: ignore[no-untyped-def]
 
 def test_blocks_that_one_peer_fails_to_bring_come_from_another() -> None:
     with owner() as (first, _), owner() as (second, _), _lender(first, second) as lender:
-        until(lambda: all(len(member.known) == 4 for member in _asked(lender)))
+        until(lambda: all(len(known) == 4 for known in _asked(lender)))
         assert _read(lender) == [Outcome.HIT] * 4
         first.stop(5.0)
         assert _read(lender) == [Outcome.HIT] * 4
         assert _read(lender) == [Outcome.HIT] * 4
-        assert [member.resting() for member in lender._members] == [True, False]
+        assert [member.resting() for member in _members(lender)] == [True, False]
         second.stop(5.0)
         assert _read(lender) == [Outcome.MISS] * 4
-        assert [member.queued_bytes for member in lender._members] == [0, 0]
+        assert [member.queued_bytes for member in _members(lender)] == [0, 0]
 
 
-def _asked(lender: PeerTier) -> list:  # type: ignore[type-arg]
-    for member in lender._members:
-        with contextlib.suppress(OSError):
-            member.probe(KEYS)
-    return lender._members
+def _members(lender: PeerTier) -> list[Member]:
+    assert isinstance(lender.beliefs, Probed)
+    return list(lender.beliefs.known)
+
+
+def _asked(lender: PeerTier) -> list[Knowledge]:
+    assert isinstance(lender.beliefs, Probed)
+    for member in lender.beliefs.known:
+        lender.beliefs.ask(member, KEYS)
+    return list(lender.beliefs.known.values())
 
 
 def test_owner_that_lost_blocks_is_a_miss_and_is_believed_no_more() -> None:
@@ -105,16 +113,16 @@ def test_owner_that_lost_blocks_is_a_miss_and_is_believed_no_more() -> None:
         assert _read(lender) == [Outcome.MISS] * 2 + [Outcome.HIT] * 2
         assert lender.known_run(KEYS) == 0
         assert lender.contains(KEYS[2])
-        assert not lender._members[0].resting()
+        assert not _members(lender)[0].resting()
 
 
 def test_connection_that_died_while_idle_costs_nothing() -> None:
     with owner() as (server, _), _lender(server) as lender:
         until(lambda: lender.contains_run(KEYS) == 4)
-        for wire in lender._members[0]._idle:
+        for wire in _members(lender)[0]._idle:
             wire.abort()
         assert _read(lender) == [Outcome.HIT] * 4
-        assert lender._members[0].counts.failed == 0
+        assert _members(lender)[0].counts.failed == 0
 
 
 def test_reads_that_are_given_up_let_go_of_their_buffers() -> None:
@@ -124,7 +132,7 @@ def test_reads_that_are_given_up_let_go_of_their_buffers() -> None:
         reads = lender.read_many(list(zip(KEYS, map(memoryview, outs), strict=True)))
         next(reads)
         reads.close()  # type: ignore[attr-defined]
-        assert lender._members[0].queued_bytes == 0
+        assert _members(lender)[0].queued_bytes == 0
         until(lambda: store.stats().leases == 0)
         assert _read(lender) == [Outcome.HIT] * 4
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_process import NodeProcess, eventually
+from node_process import NodeProcess, attach, eventually
 from peer_nodes import (
     BLOCK_BYTES,
     BLOCKS,
@@ -14,14 +14,16 @@ from peer_nodes import (
     fill,
     found,
     free_port,
+    key,
     learn,
     peer_node,
     read,
+    ref,
 )
 
 from kvist.core.outcome import Tier
 from kvist.node.client import NodeStore
-from kvist.testing.store_suite import StoreSuite, key, ref
+from kvist.testing.store_suite import StoreSuite
 
 NUMBERS = range(BLOCKS)
 
@@ -107,7 +109,7 @@ def test_keyspaces_that_a_reader_does_not_name_are_never_served(folder: Path) ->
             assert read(reader, NUMBERS) == [False] * BLOCKS
         assert a.status()["peers"]["sent_blocks"] == 0
         # the keyspace that is in use there did not give way to the one that was asked for
-        assert [k["fingerprint"] for k in a.status()["keyspaces"]] == [key(1).hex()]
+        assert [k["fingerprint"] for k in a.status()["keyspaces"]] == [attach(1).fingerprint.hex()]
 
 
 def test_block_that_a_peer_has_is_still_written_here(folder: Path) -> None:

@@ -20,9 +20,9 @@ from kvist.core.layout import BlockLayout
 from kvist.node import control
 from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach, OpenStore
-from kvist.node.peers.peering import Peering
 from kvist.node.place import Place, default_socket
 from kvist.store.tiered import TieredStore
+from kvist.tiers.borrowing import Lender
 
 
 def open_store(
@@ -89,10 +89,12 @@ def node_place(config: Config) -> Place:
     return Place(Path(path).expanduser().absolute() if path else default_socket())
 
 
-def node_stores(config: Config, peering: Peering | None = None) -> OpenStore:
+def node_stores(
+    config: Config, lender: Callable[[Attach], Lender | None] | None = None
+) -> OpenStore:
     """What opens the stores of a node: each keyspace has its part of the capacities.
 
-    `peering`: whose blocks they read besides.
+    `lender`: opens what other nodes have of a keyspace.
     """
     parts = config.node.keyspaces
 
@@ -104,7 +106,7 @@ def node_stores(config: Config, peering: Peering | None = None) -> OpenStore:
             layout=_layout_of(attach),
             shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
             on_event=on_event,
-            lender=partial(peering.lender, attach) if peering is not None else None,
+            lender=partial(lender, attach) if lender is not None else None,
         )
 
     return open_part

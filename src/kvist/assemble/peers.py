@@ -19,7 +19,7 @@ def node_peering(config: Config) -> Peering:
     check_peers(knobs)
     token = b""
     if knobs.token_file:
-        token = read_token(Path(knobs.token_file).expanduser(), "node.peers.token_file")
+        token = read_token(knobs.token_file, "node.peers.token_file")
     to_others = from_others = None
     if knobs.tls_cert:
         files = (knobs.tls_cert, knobs.tls_key, knobs.tls_ca)

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 def _show(loaded: LoadedConfig, *, as_json: bool) -> int:
     if as_json:
         config = as_mapping(loaded.config)
-        config["store"]["remote"]["url"] = without_password(loaded.config.store.remote.url)
+        for part in (config["store"]["remote"], config["node"]["cluster"]):
+            part["url"] = without_password(part["url"])
         screen.print_json({"config": config, "origins": dict(loaded.origins)})
         return 0
     grid = screen.table("knob", "value", "from")

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("run", "status", "stop"),
+        choices=("run", "status", "stop", "drain"),
         default="run",
-        help="run it here, show the one that runs, or end it",
+        help="run it here, show the one that runs, end it, or end it when the other nodes of its "
+        "cluster have what only it holds",
     )
     parser.add_argument("--socket", metavar="PATH", help="the same as --set node.socket=PATH")
     parser.add_argument("--detach", action="store_true", help="return when it listens; it stays")
@@ -63,30 +65,36 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "status":
         return _status(loaded, as_json=args.json)
     if args.action == "stop":
-        return _stop(loaded)
+        return _end(loaded, "drain", loaded.config.node.drain_s)
+    if args.action == "drain":
+        node = loaded.config.node
+        return _end(loaded, "hand-over", node.cluster.drain_s + node.drain_s)
     if args.detach:
         return _detach(args, loaded)
     return _run(loaded, replace=args.replace)
 
 
 def _run(loaded: LoadedConfig, *, replace: bool) -> int:
-    from kvist.assemble import node_front, node_peering, node_place, node_stores
+    from kvist.assemble import node_cluster, node_front, node_peering, node_place, node_stores
     from kvist.node import control
     from kvist.node.daemon import serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config, place = loaded.config, node_place(loaded.config)
     peering = node_peering(config)
+    join = node_cluster(config, place, peering)
     if replace:
         with contextlib.suppress(NodeAwayError):
             control.ask(place.socket, "drain")
     serve(
         place,
-        node_stores(config, peering),
+        partial(node_stores, config),
         keyspaces=config.node.keyspaces,
         drain_s=config.node.drain_s,
         wait_s=_REPLACE_S if replace else 0.0,
         peering=peering,
+        join=join,
+        hand_over_s=config.node.cluster.drain_s,
         open_front=lambda: node_front(config, place),
     )
     return 0
@@ -141,14 +149,14 @@ def _last_line(log: Path) -> str:
     return lines[-1].removeprefix("kvist: error: ") if lines else f"nothing in {log}"
 
 
-def _stop(loaded: LoadedConfig) -> int:
+def _end(loaded: LoadedConfig, how: str, within_s: float) -> int:
     from kvist.assemble import node_place
     from kvist.node import control
     from kvist.node.place import NodeLock
 
     place = node_place(loaded.config)
-    control.ask(place.socket, "drain")
-    NodeLock(place, wait_s=loaded.config.node.drain_s + _START_S).release()
+    control.ask(place.socket, how)
+    NodeLock(place, wait_s=within_s + _START_S).release()
     print("kvist: the node has ended")
     return 0
 
@@ -165,6 +173,14 @@ def _status(loaded: LoadedConfig, *, as_json: bool) -> int:
         f"process {found['pid']} serves {found['socket']} for {found['uptime_s']:.0f} s, "
         f"{found['clients']} clients"
     )
+    if "cluster" in found:
+        cluster = found["cluster"]
+        others = [f"{name} ({state})" for name, state in sorted(cluster["nodes"].items())]
+        known = cluster["samples"]["kvist_directory_blocks"]
+        print(
+            f"node {cluster['node']} of a cluster is {cluster['state']}; others: "
+            f"{', '.join(others) or 'none'}; {known:,.0f} blocks are known to be there"
+        )
     names = ("keyspace", "engines", "blocks", "free", "bytes", "leases", "dirty")
     grid = screen.table(*names, right=frozenset(names[1:]))
     for keyspace in found["keyspaces"]:

@@ -15,7 +15,7 @@ from kvist.cli import screen
 from kvist.config import load_config
 from kvist.core.errors import ConfigError
 from kvist.launch import ray_cluster
-from kvist.launch.spec import ClusterSpec, HostReport, for_node, read_spec
+from kvist.launch.spec import ClusterSpec, HostOrders, HostReport, for_node, read_spec
 
 if TYPE_CHECKING:
     from kvist.launch.ray_actors import ClusterState
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the file cannot be used, or there is no Ray cluster.
     """
     spec = read_spec(args.file)
-    load_config("/dev/null", {}, for_node(spec.kvist, "0"), overrides_origin=str(args.file))
+    tried = for_node(HostOrders(spec.name, "0", "", spec.kvist, (), address="127.0.0.1"))
+    load_config("/dev/null", {}, tried, overrides_origin=str(args.file))
     with ray_cluster.connected(spec.ray, spec.name):
         if not args.status:
             ray_cluster.up(spec)

@@ -67,7 +67,7 @@ class Limits:
 
 
 class Directory:
-    """Key → holders. Not thread-safe: the caller's lock."""
+    """Key → holders. Not thread-safe: the caller's lock, but for `fetchable`."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         limits = limits or Limits()
@@ -180,7 +180,11 @@ class Directory:
         return [Holder(name, _TIERS[tier]) for tier, name in sorted(found)]
 
     def fetchable(self, key: Key) -> list[str]:
-        """Nodes that have a block where another node can fetch it: in DRAM or on SSD."""
+        """Nodes that have a block where another node can fetch it: in DRAM or on SSD.
+
+        May be called on any thread: it is one look into the table. A node that comes or goes at
+        that moment may be named wrongly, which costs a miss.
+        """
         found = []
         for number, bits in self._table.find(key):
             name = self._names[number]

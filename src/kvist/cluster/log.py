@@ -47,7 +47,7 @@ class EventLog:
         block_tokens: int,
         most_batches: int = 10_000,
         most_pending: int = 4096,
-        tell: Callable[[KvEvent], None] | None = None,
+        tell: Callable[[KvEvent, bytes], None] | None = None,
     ) -> None:
         """An empty stream.
 
@@ -55,7 +55,7 @@ class EventLog:
             block_tokens: tokens of a block.
             most_batches: batches kept for replay.
             most_pending: events that may wait; `overdue` says that there are as many.
-            tell: is told every event that is sealed, in order.
+            tell: is told every event that is sealed, in order, and its keyspace.
 
         Raises:
             ValueError: a limit below 1.
@@ -99,12 +99,15 @@ class EventLog:
             record: what the node says of itself, if it is time to.
         """
         events: list[KvEvent] = [] if self._next else [Cleared()]
+        if events and self._tell is not None:
+            self._tell(events[0], b"")
         for event, scope in self._pending:
-            events.extend(self._carried_out(event, scope))
+            carried_out = list(self._carried_out(event, scope))
+            events += carried_out
+            if self._tell is not None:
+                for sealed_event in carried_out:
+                    self._tell(sealed_event, scope)
         self._pending.clear()
-        if self._tell is not None:
-            for sealed_event in events:
-                self._tell(sealed_event)
         payload = encode_payload(events, ts=now_s, block_tokens=self._block_tokens, record=record)
         sealed = Sealed(self._next, payload)
         self._next += 1

@@ -30,11 +30,16 @@ _BIT_OF = {Tier.DRAM: 1, Tier.SSD: 2}  # what others can fetch
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """`node` may fetch these blocks from `source` and should keep them; parents come first."""
+    """`node` may fetch these blocks of keyspace `scope` from `source` and should keep them.
+
+    Parents come first; `parents[i]` is that of block i, `None` for a first block.
+    """
 
     node: str
     source: str
     keys: tuple[Key, ...]
+    parents: tuple[Key | None, ...]
+    scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class _Local:
     group: Key
     depth: int
     tiers: int
+    parent: Key | None
+    scope: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,8 @@ class Replicator:
     def __len__(self) -> int:
         return len(self._local)
 
-    def take(self, event: KvEvent) -> None:
-        """An event of this node's own store."""
+    def take(self, event: KvEvent, scope: bytes = b"") -> None:
+        """An event of this node's own store of keyspace `scope`; a `Cleared` clears all."""
         if isinstance(event, Cleared):
             self._local.clear()
         elif event.tier not in _BIT_OF:
@@ -97,7 +104,7 @@ class Replicator:
         elif isinstance(event, Removed):
             self._removed(event)
         else:
-            self._stored(event)
+            self._stored(event, scope)
 
     def begin_round(self) -> None:
         """Looks at everything anew; `short` and `alone` are unknown until that is done.
@@ -113,7 +120,7 @@ class Replicator:
     def tick(self, now_s: float, scene: Scene, *, draining: bool) -> list[Offer]:
         """Looks at a bounded number of blocks and says what to offer to whom."""
         self._forget(now_s)
-        offers: dict[str, list[Key]] = {}
+        offers: dict[tuple[str, bytes], list[Key]] = {}
         left = self._pace.offers
         for key in self._next_keys():
             local = self._local.get(key)
@@ -121,12 +128,15 @@ class Replicator:
                 continue
             targets = self._targets(key, local, now_s, scene, draining=draining)
             for target in targets[:left]:
-                offers.setdefault(target, []).append(key)
+                offers.setdefault((target, local.scope), []).append(key)
                 self._offered[key, target] = now_s
             left -= len(targets)
             if left <= 0:
                 break
-        found = [Offer(node, self._node, tuple(keys)) for node, keys in offers.items()]
+        found = [
+            Offer(node, self._node, tuple(keys), tuple(self._local[k].parent for k in keys), scope)
+            for (node, scope), keys in offers.items()
+        ]
         self.offered_blocks += sum(len(offer.keys) for offer in found)
         return found
 
@@ -196,12 +206,12 @@ class Replicator:
                 break
             del self._offered[first]
 
-    def _stored(self, event: Stored) -> None:
+    def _stored(self, event: Stored, scope: bytes) -> None:
         parent, bit = event.parent, _BIT_OF[event.tier]
         for key in event.keys:
             local = self._local.get(key)
             if local is None:
-                self._local[key] = self._placed(key, parent, bit)
+                self._local[key] = self._placed(key, parent, bit, scope)
                 self._fresh.append(key)
             else:
                 local.tiers |= bit
@@ -216,11 +226,12 @@ class Replicator:
                 if not local.tiers:
                     del self._local[key]
 
-    def _placed(self, key: Key, parent: Key | None, tiers: int) -> _Local:
+    def _placed(self, key: Key, parent: Key | None, tiers: int, scope: bytes) -> _Local:
         """The group follows from the parent's; a block whose parent is not here begins its own."""
         above = self._local.get(parent) if parent is not None else None
         if above is None or parent is None:
-            return _Local(key, 0 if parent is None else self._group_blocks, tiers)
+            depth = 0 if parent is None else self._group_blocks
+            return _Local(key, depth, tiers, parent, scope)
         depth = min(above.depth + 1, self._group_blocks)
         crosses = above.depth + 1 == self._group_blocks
-        return _Local(parent if crosses else above.group, depth, tiers)
+        return _Local(parent if crosses else above.group, depth, tiers, parent, scope)

@@ -1,5 +1,6 @@
 """Every knob, typed and documented; where its value comes from; what it means on this machine."""
 
+from kvist.config.cluster_schema import ClusterConfig, check_cluster, cluster_nodes
 from kvist.config.gateway_schema import (
     GatewayConfig,
     GatewayLimitsConfig,
@@ -35,6 +36,7 @@ from kvist.config.store_schema import (
 
 __all__ = [
     "BreakerConfig",
+    "ClusterConfig",
     "Config",
     "ConnectorConfig",
     "DramConfig",
@@ -53,7 +55,9 @@ __all__ = [
     "SsdConfig",
     "StoreConfig",
     "as_mapping",
+    "check_cluster",
     "check_peers",
+    "cluster_nodes",
     "dram_bytes",
     "format_size",
     "knobs",

@@ -34,7 +34,8 @@ class PeersConfig(Section, frozen=True):
         str,
         Meta(
             description="File with a secret of 32 characters or more, the same on every node, of "
-            "mode 0600. Nodes prove to each other that they know it; it is never sent."
+            "mode 0600, or `env:NAME` for an environment variable. Nodes prove to each other that "
+            "they know it; it is never sent."
         ),
     ] = ""
     tls_cert: Annotated[
@@ -134,7 +135,7 @@ def check_peers(peers: PeersConfig) -> None:
     if any(tls) or peers.token_file:
         return
     for knob, (host, port) in reached:
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise ConfigError(
                 f"{host}:{port} is not of this host alone, and nodes would believe anybody there",
                 path=f"$.node.peers.{knob}",
@@ -142,7 +143,8 @@ def check_peers(peers: PeersConfig) -> None:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or number is this host's, for itself alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kvist.config.cluster_schema import ClusterConfig
 from kvist.config.gateway_schema import GatewayConfig
 from kvist.config.peers_schema import PeersConfig
 from kvist.config.router_schema import RouterConfig
@@ -79,6 +80,7 @@ class NodeConfig(Section, frozen=True):
         Meta(gt=0, description="Seconds that a node that ends may take to write what is dirty."),
     ] = 30.0
     peers: PeersConfig = msgspec.field(default_factory=PeersConfig)
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     http: HttpConfig = msgspec.field(default_factory=HttpConfig)
 
 

@@ -56,7 +56,7 @@ class Host:
         self.place = Place(self.folder / "node.sock")
         self.place.make_folder()
         self._config = self.folder / "kvist.yaml"
-        tree = for_node(orders.kvist, orders.node)
+        tree = for_node(orders)
         tree["node"] = {**tree.get("node", {}), "socket": os.fspath(self.place.socket)}
         with open(self._config, "w", opener=_private) as stream:
             yaml.safe_dump(tree, stream)

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kvist.launch.spec import ClusterSpec, HostOrders, HostReport
+from kvist.launch.spec import ClusterSpec, HostOrders, HostReport, is_secret
 
 _log = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
@@ -136,26 +136,37 @@ class Supervisor:
                 _log.warning("not reconciled: %s", error)
 
     def _reconcile(self) -> None:
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"] and self._fits(node)]
-        for node_id in self._keepers.keys() - set(alive):
+        fitting = [node for node in ray.nodes() if node["Alive"] and self._fits(node)]
+        alive = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in fitting}
+        for node_id in self._keepers.keys() - alive.keys():
             ray.kill(self._keepers.pop(node_id))  # its host is gone, so Ray could only wait for it
         wanted = len(alive) if self._spec.hosts == "all" else self._spec.hosts
-        for node_id in sorted(set(alive) - self._keepers.keys()):
+        for node_id in sorted(alive.keys() - self._keepers.keys()):
             if len(self._keepers) < wanted:
-                self._keepers[node_id] = self._place(node_id)
+                discovery = self._discovery(frozenset(alive.values()))
+                self._keepers[node_id] = self._place(node_id, alive[node_id], discovery)
         self._state = ClusterState(self._spec, self._reports(), wanted)
 
     def _fits(self, node: dict[str, Any]) -> bool:
         has = node.get("Resources", {})
         return bool(has.get("CPU", 0) >= self._spec.cpus and has.get("GPU", 0) >= self._spec.gpus)
 
-    def _place(self, node_id: str) -> Any:
+    def _discovery(self, addresses: frozenset[str]) -> str:
+        """Where nodes find each other; nowhere if they are on several hosts and have no secret."""
+        if len(addresses) > 1 and not is_secret(self._spec.kvist):
+            _log.warning("nodes share no blocks between hosts: there is no node.peers.token_file")
+            return ""
+        return f"{ray.get_runtime_context().gcs_address}/{self._spec.name}"
+
+    def _place(self, node_id: str, address: str, discovery: str) -> Any:
         orders = HostOrders(
             name=self._spec.name,
             node=node_id[:_SHORT_ID],
             folder="",
             kvist=self._spec.kvist,
             engines=self._spec.engines,
+            address=address,
+            discovery=discovery,
         )
         return (
             ray.remote(Keeper)

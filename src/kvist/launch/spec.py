@@ -15,7 +15,8 @@ from kvist.core.errors import ConfigError
 
 _MOST_FILE_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-NODE_WORD = "{node}"
+NODE_WORD, ADDRESS_WORD = "{node}", "{address}"
+LOOPBACK = "127.0.0.1:0"
 
 
 class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,8 @@ class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     cpus: Annotated[float, Meta(ge=0)] = 0
     """CPUs that Ray sets aside on each of them."""
     kvist: dict[str, Any] = {}
-    """Configuration of the nodes and the engines; `{node}` in a text is the Ray node's id."""
+    """Configuration of the nodes and the engines. In a text, `{node}` is the Ray node's id and
+    `{address}` its host's."""
     engines: tuple[EngineSpec, ...] = ()
 
     @property
@@ -64,6 +66,10 @@ class HostOrders(Struct, frozen=True):
     kvist: dict[str, Any]
     engines: tuple[EngineSpec, ...]
     gpu_ids: tuple[str, ...] = ()
+    address: str = ""
+    """By which others reach the host."""
+    discovery: str = ""
+    """HOST:PORT/NAME by which the nodes find each other; empty: they are in no cluster."""
 
 
 class ChildReport(Struct, frozen=True):
@@ -136,16 +142,36 @@ def read_spec(path: Path) -> ClusterSpec:
     return spec
 
 
-def for_node(tree: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """`tree` with `{node}` in its texts replaced."""
+def is_secret(tree: Mapping[str, Any]) -> bool:
+    """Whether a configuration gives its nodes a secret: only then do they trust other hosts."""
+    node = tree.get("node", {})
+    files = (node.get("peers", {}).get("token_file"), node.get("cluster", {}).get("secret_file"))
+    return any(files)
+
+
+def for_node(orders: HostOrders) -> dict[str, Any]:
+    """The configuration of one host: words replaced, and its place in the cluster of nodes.
+
+    What it says itself of peers and cluster stands.
+    """
+    words = {NODE_WORD: orders.node, ADDRESS_WORD: orders.address}
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):
-            return value.replace(NODE_WORD, node)
+            for word, text in words.items():
+                value = value.replace(word, text)
+            return value
         if isinstance(value, Mapping):
             return {key: filled(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [filled(inner) for inner in value]
         return value
 
-    return {key: filled(value) for key, value in tree.items()}
+    tree: dict[str, Any] = {key: filled(value) for key, value in orders.kvist.items()}
+    node = tree.get("node", {})
+    peers, cluster = node.get("peers", {}), node.get("cluster", {})
+    if not orders.discovery or "discovery" in cluster or "members" in peers:
+        return tree
+    found = {"discovery": "ray", "url": orders.discovery, "name": orders.node}
+    joined = {"peers": {"listen": LOOPBACK, **peers}, "cluster": {**found, **cluster}}
+    return {**tree, "node": {**node, **joined}}

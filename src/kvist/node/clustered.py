@@ -1,7 +1,8 @@
 """The loop that gives a `Member` its sockets, its clock and its discovery.
 
 One thread polls, hears, ticks and sends; discovery, which may block, has another. The store's
-threads call `record`. Offers go to a callback: fetching blocks is the transfer's business.
+threads call `record`, which waits for nobody: events lie in a queue until the loop takes them.
+Offers go to a callback: fetching blocks is the transfer's business.
 """
 
 from __future__ import annotations
@@ -9,23 +10,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import zmq
 
+from kvist.cluster.directory import Position
 from kvist.cluster.discovery.protocol import Discovery
+from kvist.cluster.measures import measures
 from kvist.cluster.member import Member, Space
-from kvist.cluster.record import NodeRecord
+from kvist.cluster.record import NodeRecord, NodeState
 from kvist.cluster.replication import Offer
 from kvist.cluster.wire import topic_of
 from kvist.core.errors import KvistError
 from kvist.core.events import KvEvent
+from kvist.core.keys import Key
 from kvist.node.events import EventLines, EventPorts
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _JOIN_S = 5.0
+_MOST_WAITING = 1 << 16  # events in the queue; who records one more waits for the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,31 @@ class Rhythm:
     ttl_s: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another node that lives, as far as this one knows. `suspect`: it is silent for too long."""
+
+    record: NodeRecord
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What the loop's thread calls, none of which may wait for long.
+
+    Attributes:
+        space: what the node's tiers hold, and what it offers to others.
+        on_offers: gets what is to be offered to others.
+        on_neighbours: gets the other nodes, after each tick.
+    """
+
+    space: Callable[[], Space]
+    on_offers: Callable[[Sequence[Offer]], None]
+    on_neighbours: Callable[[Sequence[Neighbour]], None] = lambda neighbours: None
+
+
 class ClusterLoop:
-    """A node in its cluster. `step` is for one thread; `record` for any."""
+    """A node in its cluster. `step` is for one thread; all else for any."""
 
     def __init__(
         self,
@@ -46,8 +75,7 @@ class ClusterLoop:
         ports: EventPorts,
         discovery: Discovery,
         *,
-        space: Callable[[], Space],
-        on_offers: Callable[[Sequence[Offer]], None],
+        duties: Duties,
         lines: EventLines,
         rhythm: Rhythm | None = None,
     ) -> None:
@@ -56,22 +84,75 @@ class ClusterLoop:
         self._ports = ports
         self._lines = lines
         self._discovery = discovery
-        self._space = space
-        self._on_offers = on_offers
+        self._duties = duties
         self._rhythm = rhythm or Rhythm()
         self._poller = zmq.Poller()
         self._polled: set[object] = set()
         self._tick_s = 0.0
+        self._recorded: deque[tuple[KvEvent, bytes]] = deque()
         self._found: list[NodeRecord] | None = None
         self._listed: list[NodeRecord] = []  # what discovery last found
+        self._drain_until_s = 0.0
+        self._when_drained: Callable[[], None] | None = None
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.discovery_failures = 0
 
     def record(self, event: KvEvent, scope: bytes = b"") -> None:
-        """An event of the own store."""
+        """An event of the own store of keyspace `scope`."""
+        self._recorded.append((event, scope))
+        if len(self._recorded) >= _MOST_WAITING:
+            with self.lock:
+                self._take_recorded()
+
+    def holders(self, key: Key) -> list[str]:
+        """Other nodes that are believed to have a block where it can be fetched. Takes no lock."""
+        return self.member.view.directory.fetchable(key)
+
+    def missed(self, node: str, key: Key, at: Position) -> None:
+        """A node that was believed to have a block said at `at` that it has not."""
         with self.lock:
-            self.member.record(event, scope)
+            self.member.view.missed(node, key, at)
+
+    def position(self) -> Position | None:
+        """Goes with an answer that a block is not here; `None` before anything was published."""
+        at = self.member.position
+        return at if at.number >= 0 else None
+
+    def reached(self, node: str, at: Position) -> bool:
+        """Whether all that a node had published at `at` is known here."""
+        with self.lock:
+            known = self.member.view.directory.position(node)
+        return (
+            known is not None and known.incarnation == at.incarnation and known.number >= at.number
+        )
+
+    @property
+    def draining(self) -> bool:
+        """Whether this node gives its blocks away and takes none."""
+        return self.member.own.state is NodeState.DRAINING
+
+    def drain(self, within_s: float, then: Callable[[], None]) -> None:
+        """Gives away what only this node holds, and calls `then` when that is done or time is over.
+
+        `then` is called on the loop's thread. A second call changes nothing.
+        """
+        with self.lock:
+            if self._drain_until_s:
+                return
+            self._drain_until_s = time.monotonic() + within_s
+            self._when_drained = then
+            self.member.drain()
+
+    def figures(self) -> Mapping[str, float]:
+        """What the member counts, by the names of `kvist.metrics`."""
+        with self.lock:
+            return measures(self.member)
+
+    def neighbours(self) -> list[Neighbour]:
+        """The other nodes, those that are silent too."""
+        with self.lock:
+            return self._neighbours()
 
     def start(self) -> None:
         """Begins both threads."""
@@ -88,6 +169,7 @@ class ClusterLoop:
         for thread in self._threads:
             thread.join(_JOIN_S)
         with self.lock:
+            self._take_recorded()
             goodbye = self.member.leave(time.monotonic(), time.time())
             own = self.member.own
         self._ports.publish(topic_of(own.node, own.incarnation), [goodbye])
@@ -117,6 +199,7 @@ class ClusterLoop:
         heard = list(self._lines.receive())
         found, self._found = self._found, None
         with self.lock:
+            self._take_recorded()
             for batch in heard:
                 self.member.hear(batch, now_s)
             for node in self._lines.answered():
@@ -132,18 +215,44 @@ class ClusterLoop:
             self._tick(now_s, wall_s, topic)
 
     def _tick(self, now_s: float, wall_s: float, topic: bytes) -> None:
-        space = self._space()
+        space = self._duties.space()
         with self.lock:
             out = self.member.tick(now_s, wall_s, space)
-            own = self.member.own.node
+            neighbours = self._neighbours()
             # Who is listed is listened to though it is gone: it may come back.
-            known = {r.node: r for r in (*self._listed, *self.member.view.membership.records())}
+            known = {r.node: r for r in (*self._listed, *(n.record for n in neighbours))}
+            known.pop(self.member.own.node, None)
         self._ports.publish(topic, out.batches)
-        self._lines.follow(record for name, record in known.items() if name != own)
+        self._lines.follow(known.values())
         for ask in out.asks:
             self._lines.ask(ask)
+        self._duties.on_neighbours(neighbours)
         if out.offers:
-            self._on_offers(out.offers)
+            self._duties.on_offers(out.offers)
+        self._look_whether_drained(now_s)
+
+    def _neighbours(self) -> list[Neighbour]:
+        members, own = self.member.view.membership, self.member.own.node
+        return [
+            Neighbour(r, members.is_suspect(r.node)) for r in members.records() if r.node != own
+        ]
+
+    def _look_whether_drained(self, now_s: float) -> None:
+        then = self._when_drained
+        if then is None:
+            return
+        done = self.member.drained
+        if done or now_s >= self._drain_until_s:
+            self._when_drained = None
+            if not done:
+                _log.warning("not all that only this node holds was taken in time")
+            then()
+
+    def _take_recorded(self) -> None:
+        """Gives the member what was recorded, in order; caller holds the lock."""
+        for _ in range(len(self._recorded)):
+            event, scope = self._recorded.popleft()
+            self.member.record(event, scope)
 
     def _poll(self, wait_s: float) -> None:
         wanted = {*self._ports.sockets, *self._lines.sockets}

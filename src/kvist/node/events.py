@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils import z85
 
 from kvist.cluster.follower import Ask
 from kvist.cluster.log import Sealed
@@ -30,8 +31,10 @@ from kvist.cluster.wire import (
     decode_message,
 )
 from kvist.core.errors import ConfigError, FormatError
+from kvist.native import digest
 
 _log = logging.getLogger(__name__)
+_PURPOSE = b"kvist events\0"
 MOST_QUEUED = 1000  # messages of one peer in a socket
 _GOODBYE_MS = 500  # for what was published last
 _MOST_ASKS = 64  # answered in one go
@@ -39,9 +42,9 @@ _MOST_TAKEN = 1000  # messages taken from one peer in one go
 _MOST_ANSWER = 2000  # batches; who needs more asks again
 
 
-def new_secret() -> str:
-    """A secret for all nodes of a cluster: 40 characters."""
-    return zmq.curve_keypair()[1].decode()
+def secret_of(token: bytes) -> str:
+    """The secret of a cluster's events, made of what its nodes share: 40 characters of Z85."""
+    return str(z85.encode(digest(_PURPOSE + token)).decode())
 
 
 class _Sockets:
@@ -63,7 +66,7 @@ class _Sockets:
             ConfigError: others could reach it and there is no secret.
             OSError: the endpoint cannot be bound.
         """
-        if not self._secret and not _is_own_host(endpoint):
+        if not self._secret and not is_own_host(endpoint):
             raise ConfigError(f"{endpoint} can be reached by others", remedy="give it a secret")
         socket = self._made(kind)
         if self._secret:
@@ -276,7 +279,8 @@ def _bound(socket: Any) -> str:
     return str(socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())
 
 
-def _is_own_host(endpoint: str) -> bool:
+def is_own_host(endpoint: str) -> bool:
+    """Whether only this host can reach an endpoint."""
     parts = urlsplit(endpoint)
     if parts.scheme in ("ipc", "inproc"):
         return True

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvist.core.errors import KvistError
 from kvist.core.events import Cleared, KvEvent, Removed, Stored
@@ -41,6 +42,22 @@ class Attach:
 
 # Opens the store of a keyspace; raises KvistError or OSError. Its events go to the second argument.
 OpenStore = Callable[[Attach, Callable[[KvEvent], None]], TieredStore]
+
+
+class Announcer(Protocol):
+    """Who tells other hosts what the stores hold. Called on any thread; must be quick."""
+
+    def opened(self, fingerprint: bytes, store: TieredStore) -> None:
+        """A keyspace has a store, which may hold blocks already."""
+        ...
+
+    def heard(self, fingerprint: bytes, event: KvEvent) -> None:
+        """An event of the store of a keyspace."""
+        ...
+
+    def closed(self, fingerprint: bytes) -> None:
+        """A keyspace has no store any more: nobody can read its blocks."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +119,17 @@ class Keyspaces:
     """All stores of a node. Called on the loop's thread."""
 
     def __init__(
-        self, open_store: OpenStore, work: SlowWork, poke: Callable[[], None], *, most: int
+        self,
+        open_store: OpenStore,
+        work: SlowWork,
+        poke: Callable[[], None],
+        *,
+        most: int,
+        announcer: Announcer | None = None,
     ) -> None:
-        """`most` stores may be open at once."""
+        """`most` stores may be open at once; `announcer` is told of them."""
         self._open_store, self._work, self._poke, self._most = open_store, work, poke, most
+        self._announcer = announcer
         self._open: dict[bytes, Keyspace] = {}
         self._opening: dict[bytes, tuple[Attach, list[Then]]] = {}
 
@@ -170,6 +194,8 @@ class Keyspaces:
         listeners: set[Session] = set()
 
         def heard(event: KvEvent) -> None:
+            if self._announcer is not None:
+                self._announcer.heard(attach.fingerprint, event)
             if not listeners:
                 return
             if len(events) >= _MOST_EVENTS:  # who keeps an index must know that it is wrong
@@ -183,7 +209,12 @@ class Keyspaces:
                 _log.info("keyspace %s gives way: no engine uses it", _short(idle.attach))
                 idle.waiter.stop(_JOIN_S)
                 idle.store.close(_CLOSE_S)
-            return self._open_store(attach, heard)
+                if self._announcer is not None:
+                    self._announcer.closed(idle.attach.fingerprint)
+            store = self._open_store(attach, heard)
+            if self._announcer is not None:
+                self._announcer.opened(attach.fingerprint, store)
+            return store
 
         def opened(result: object) -> None:
             _, waiting = self._opening.pop(attach.fingerprint)

@@ -45,6 +45,7 @@ class Place:
         self.lock = path.with_name(path.name + ".lock")
         self.log = path.with_name(path.name + ".log")
         self.config = path.with_name(path.name + ".yaml")
+        self.incarnation = path.with_name(path.name + ".incarnation")
 
     def make_folder(self) -> None:
         """Makes the folder with mode 0700, or checks that it is like that.

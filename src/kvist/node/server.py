@@ -59,10 +59,11 @@ class NodeServer:
         uid_of: Callable[[socket.socket], int] = peer_uid,
         clock: Callable[[], float] = time.monotonic,
         describe: Callable[[], dict[str, object]] = dict,
+        hand_over: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`describe` adds to what `status` says."""
+        """`describe` adds to what `status` says; `hand_over` calls what it gets when it is done."""
         self._listener, self._uid_of, self._clock = listener, uid_of, clock
-        self._describe = describe
+        self._describe, self._hand_over = describe, hand_over
         self._began = self._next_tick = clock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poked = False
@@ -272,6 +273,13 @@ class NodeServer:
         if what == "drain":
             self._report(peer, '{"draining": true}')
             self.stop("drained")
+            return
+        if what == "hand-over":
+            if self._hand_over is None:
+                self._refuse(peer, "this node is in no cluster; `kvist node stop`", for_good=True)
+                return
+            self._hand_over(lambda: self.stop("handed over"))
+            self._report(peer, '{"draining": true}')
             return
         find = {"status": status, "check": check}.get(what)
         if find is None:

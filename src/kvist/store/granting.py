@@ -100,6 +100,10 @@ class Granter:
         self._desk.leases.add(lease)
         return lease
 
+    def wish(self, blocks: Sequence[BlockRef], *, deadline: float) -> int:
+        """Takes wishes for blocks that are below (`prefetch.py`); how many are to be brought."""
+        return 0 if self._prefetcher is None else self._prefetcher.ask(blocks, deadline=deadline)
+
     def _start_loads(
         self,
         keys: Sequence[Key],

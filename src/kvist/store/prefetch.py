@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvist.core.keys import Key
+from kvist.core.outcome import BlockRef
 from kvist.store.ages import Ages
 from kvist.store.entry import NO_SLOT, Entry, State
 from kvist.store.link import LowerLink
@@ -36,6 +37,11 @@ class Wish:
     restored: bool = False
 
 
+def in_order(keys: Sequence[Key], tenant: str) -> list[BlockRef]:
+    """Blocks of `tenant`, each taken as the child of the one before it."""
+    return [BlockRef(key, keys[i - 1] if i else None, tenant) for i, key in enumerate(keys)]
+
+
 class Prefetcher:
     """The wishes of one store."""
 
@@ -49,19 +55,20 @@ class Prefetcher:
         self._restores: OrderedDict[Key, Wish] = OrderedDict()
         self._arrived: OrderedDict[Entry, float] = OrderedDict()  # not read yet → deadline
 
-    def ask(self, keys: Sequence[Key], *, deadline: float, tenant: str) -> int:
-        """Takes wishes for those of `keys` that are below only; returns how many it took."""
+    def ask(self, blocks: Sequence[BlockRef], *, deadline: float) -> int:
+        """Takes wishes for those of `blocks` that are below only; returns how many it took."""
         taken = 0
         room = self._room()
         counters, entries, ages = self._table.counters, self._table.entries, self._table.ages
-        for i, key in enumerate(keys):
+        for block in blocks:
+            key = block.key
             if key in self.waiting or key in entries or not self._is_below(key, ages):
                 continue
             counters.prefetch_asked += 1
             if taken >= room:
                 counters.prefetch_dropped += 1
                 continue
-            self.waiting[key] = Wish(keys[i - 1] if i else None, deadline, tenant)
+            self.waiting[key] = Wish(block.parent, deadline, block.tenant)
             taken += 1
         return taken
 

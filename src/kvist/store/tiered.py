@@ -33,7 +33,7 @@ from kvist.store.loader import Loader
 from kvist.store.outbox import Outbox
 from kvist.store.own import OwnBlocks
 from kvist.store.owners import Owners
-from kvist.store.prefetch import Prefetcher
+from kvist.store.prefetch import Prefetcher, in_order
 from kvist.store.quota import Quota, Tenants
 from kvist.store.restore import Restorer
 from kvist.store.stats import BlockInfo, StoreStats
@@ -217,7 +217,7 @@ class TieredStore:
             if self._closed or self._prefetcher is None:
                 return 0
             deadline = self._clock() + deadline_s
-            taken = self._prefetcher.ask(keys, deadline=deadline, tenant=tenant)
+            taken = self._prefetcher.ask(in_order(keys, tenant), deadline=deadline)
             if taken:
                 self._desk.load_work.notify(taken)
             return taken

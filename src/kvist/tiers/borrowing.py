@@ -24,9 +24,11 @@ from kvist.tiers.protocol import (
     Payload,
     RunFinder,
     Sampled,
+    Space,
     Stacked,
     TellsEvictions,
     TellsOwn,
+    TellsSpace,
 )
 
 _Reads = Iterator[tuple[int, Outcome | TierError]]
@@ -229,6 +231,10 @@ class BorrowingTier:
         if not isinstance(self._own, Lists):
             return iter(())
         return self._own.list_blocks(newest_first=newest_first)
+
+    def space(self) -> Space | None:
+        """See `tiers.protocol.TellsSpace`: the own tier's."""
+        return self._own.space() if isinstance(self._own, TellsSpace) else None
 
     def read_totals(self) -> Mapping[Tier, ReadTotals]:
         """See `tiers.protocol.Stacked`."""

@@ -144,6 +144,23 @@ class Sampled(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes of a medium that are taken, and that may be."""
+
+    used_bytes: int
+    capacity_bytes: int
+
+
+@runtime_checkable
+class TellsSpace(Protocol):
+    """What a lower tier may do besides: say how full this host's own medium is."""
+
+    def space(self) -> Space | None:
+        """Now; `None` where this host has no medium of its own. No I/O."""
+        ...
+
+
 @runtime_checkable
 class TellsOwn(Protocol):
     """What a lower tier may do besides: tell this host's own blocks from those that others have.

@@ -18,7 +18,7 @@ from kvist.core.keys import Key
 from kvist.core.outcome import Outcome, ReadTotals, Tier
 from kvist.tiers.busy import BusyMeter
 from kvist.tiers.outgoing import Outgoing, OutgoingStats
-from kvist.tiers.protocol import ListedBlock, Payload
+from kvist.tiers.protocol import ListedBlock, Payload, Space
 from kvist.tiers.remote.tier import RemoteTier
 from kvist.tiers.ssd.striped import StripedTier
 from kvist.tiers.ssd.tier import SsdTier
@@ -199,6 +199,10 @@ class StackedTier:
     def list_blocks(self, *, newest_first: bool = False) -> Iterator[ListedBlock]:
         """See `tiers.protocol.Lists`; names the disk's blocks."""
         return self._disk.list_blocks(newest_first=newest_first)
+
+    def space(self) -> Space:
+        """See `tiers.protocol.TellsSpace`: the disk's."""
+        return self._disk.space()
 
     def read_totals(self) -> Mapping[Tier, ReadTotals]:
         """See `tiers.protocol.Stacked`."""

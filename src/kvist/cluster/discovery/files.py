@@ -4,9 +4,7 @@
     FOLDER/.NODE.TOKEN      one that is being written
 
 Files are written beside their name, synced and renamed to it, so a reader sees a whole record or
-the former one. Ages are measured by the reader's clock, from when it first saw a file as it is:
-neither the hosts' clocks nor the file server's need agree. Whoever announces removes what has been
-void for long.
+the former one. How they age: `notes.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvist.cluster.discovery.notes import MOST_NOTES, Note, Sightings
 from kvist.cluster.record import (
     MOST_RECORD_BYTES,
     NodeRecord,
@@ -28,13 +27,6 @@ from kvist.cluster.record import (
 from kvist.core.errors import FormatError, TierError
 
 _SUFFIX = ".json"
-_KEPT_TTLS = 10.0  # a void file is removed after so many times its life
-_MOST_FILES = 4096
-
-
-class _Note(msgspec.Struct, frozen=True):
-    ttl_s: float
-    record: msgspec.Raw
 
 
 class FileDiscovery:
@@ -47,14 +39,13 @@ class FileDiscovery:
             TierError: it cannot be used.
         """
         self._folder = folder
-        self._clock = clock
-        self._seen: dict[str, tuple[tuple[int, int], float]] = {}  # file → its state, since when
+        self._sightings = Sightings(clock)
         self.unreadable = 0
         with _mapped("make"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def announce(self, record: NodeRecord, *, ttl_s: float) -> None:
-        data = msgspec.json.encode(_Note(ttl_s, msgspec.Raw(encode_record(record))))
+        data = msgspec.json.encode(Note(ttl_s, msgspec.Raw(encode_record(record))))
         beside = self._folder / f".{record.node}.{secrets.token_hex(8)}"
         with _mapped("write"):
             try:
@@ -73,7 +64,6 @@ class FileDiscovery:
             (self._folder / f"{node}{_SUFFIX}").unlink(missing_ok=True)
 
     def members(self) -> list[NodeRecord]:
-        now_s = self._clock()
         found = []
         for name in self._names():
             note = self._read(name)
@@ -84,7 +74,9 @@ class FileDiscovery:
             except FormatError:
                 self.unreadable += 1
                 continue
-            if self._silent_s(name, now_s) < note.ttl_s and f"{record.node}{_SUFFIX}" == name:
+            self._see(name)
+            live = self._sightings.is_live(name, note.ttl_s)
+            if live and f"{record.node}{_SUFFIX}" == name:
                 found.append(record)
         return found
 
@@ -94,15 +86,15 @@ class FileDiscovery:
     def _names(self) -> list[str]:
         with _mapped("list"):
             names = sorted(n for n in os.listdir(self._folder) if n.endswith(_SUFFIX))
-        self._seen = {name: seen for name, seen in self._seen.items() if name in set(names)}
-        return names[:_MOST_FILES]
+        self._sightings.keep(frozenset(names))
+        return names[:MOST_NOTES]
 
-    def _read(self, name: str) -> _Note | None:
+    def _read(self, name: str) -> Note | None:
         path = self._folder / name
         try:
             with path.open("rb") as file:
                 data = file.read(2 * MOST_RECORD_BYTES)
-            note = msgspec.json.decode(data, type=_Note)
+            note = msgspec.json.decode(data, type=Note)
         except FileNotFoundError:
             return None  # withdrawn since it was listed
         except (OSError, msgspec.DecodeError):
@@ -110,21 +102,18 @@ class FileDiscovery:
             return None
         return note
 
-    def _silent_s(self, name: str, now_s: float) -> float:
-        """For how long a file has been as it is, as far as this reader has seen."""
+    def _see(self, name: str) -> None:
         with suppress(FileNotFoundError), _mapped("stat"):
             stat = (self._folder / name).stat()
-            state = (stat.st_mtime_ns, stat.st_ino)
-            seen = self._seen.get(name)
-            if seen is None or seen[0] != state:
-                self._seen[name] = (state, now_s)
-        return now_s - self._seen[name][1] if name in self._seen else 0.0
+            self._sightings.see(name, (stat.st_mtime_ns, stat.st_ino))
 
     def _collect(self) -> None:
-        now_s = self._clock()
         for name in self._names():
             note = self._read(name)
-            if note is not None and self._silent_s(name, now_s) > _KEPT_TTLS * note.ttl_s:
+            if note is None:
+                continue
+            self._see(name)
+            if self._sightings.is_waste(name, note.ttl_s):
                 with _mapped("remove"):
                     (self._folder / name).unlink(missing_ok=True)
 

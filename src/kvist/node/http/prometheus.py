@@ -1,4 +1,7 @@
-"""A node's status as a page for Prometheus; what is of every keyspace is summed up."""
+"""A node's status as a page for Prometheus; what is of every keyspace is summed up.
+
+A sample of the status is a metric's name, and the value of its label after a dot.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,15 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield _shown("kvist_node_keyspaces", "", len(keyspaces))
     for name, labels, value in _OF_KEYSPACES:
         yield _shown(name, labels, sum(value(keyspace) for keyspace in keyspaces))
+    described = set[str]()
+    for sample, value in sorted(status.get("cluster", {}).get("samples", {}).items()):
+        name, dot, label = sample.partition(".")
+        labels = f'{{{BY_NAME[name].labels[0]}="{label}"}}' if dot else ""
+        yield _shown(name, labels, value, described=name not in described)
+        described.add(name)
 
 
-def _shown(name: str, labels: str, value: float) -> str:
+def _shown(name: str, labels: str, value: float, *, described: bool = True) -> str:
     metric = BY_NAME[name]
-    return (
-        f"# HELP {name} {metric.description}\n# TYPE {name} {metric.kind.value}\n"
-        f"{name}{labels} {value}\n"
-    )
+    about = f"# HELP {name} {metric.description}\n# TYPE {name} {metric.kind.value}\n"
+    return f"{about if described else ''}{name}{labels} {value}\n"

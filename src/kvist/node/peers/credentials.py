@@ -18,7 +18,9 @@ from pathlib import Path
 from kvist.core.errors import ConfigError
 
 LEAST_TOKEN_BYTES = 32
+ENV_PREFIX = "env:"
 _MOST_TOKEN_BYTES = 4096
+_REMEDY = "make one: (umask 077; openssl rand -hex 32 > FILE)"
 _READER, _OWNER = b"kvist-peer reader\0", b"kvist-peer owner\0"
 
 
@@ -29,6 +31,11 @@ class Credentials:
     token: bytes = field(default=b"", repr=False)
     to_others: ssl.SSLContext | None = None
     from_others: ssl.SSLContext | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether who is on the other side of a connection is known at all."""
+        return bool(self.token) or self.to_others is not None
 
     def proof_of_reader(self, hello: bytes, challenge: bytes) -> bytes:
         """What the reader shows, from both opening messages."""
@@ -49,12 +56,25 @@ def same(a: bytes, b: bytes) -> bool:
     return hmac.compare_digest(a, b)
 
 
-def read_token(path: Path, knob: str) -> bytes:
-    """The token in a file, without white space around it.
+def read_token(source: str, knob: str) -> bytes:
+    """The token in a file, or of `env:NAME` in that variable, without white space around it.
 
     Raises:
         ConfigError: it cannot be read, others could read it, or it is too short to be safe.
     """
+    name = source.removeprefix(ENV_PREFIX)
+    token = os.environ.get(name, "").strip().encode() if name != source else _in_file(source, knob)
+    if len(token) < LEAST_TOKEN_BYTES:
+        raise ConfigError(
+            f"the token in {source} has {len(token)} characters, {LEAST_TOKEN_BYTES} are the least",
+            path=f"$.{knob}",
+            remedy=_REMEDY,
+        )
+    return token
+
+
+def _in_file(source: str, knob: str) -> bytes:
+    path = Path(source).expanduser()
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -63,17 +83,11 @@ def read_token(path: Path, knob: str) -> bytes:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
             path=f"$.{knob}",
-            remedy="make one: (umask 077; openssl rand -hex 32 > FILE)",
+            remedy=_REMEDY,
         ) from error
     if stat.S_IMODE(about.st_mode) & 0o077:
         raise ConfigError(
             f"{path} is open to other users", path=f"$.{knob}", remedy=f"chmod 600 {path}"
-        )
-    if len(token) < LEAST_TOKEN_BYTES:
-        raise ConfigError(
-            f"the token in {path} has {len(token)} characters, {LEAST_TOKEN_BYTES} are the least",
-            path=f"$.{knob}",
-            remedy="make one: (umask 077; openssl rand -hex 32 > FILE)",
         )
     return token
 

@@ -1,9 +1,9 @@
-"""One peer at the reader's side: its connections, its breaker, and what it is believed to have.
+"""One peer at the reader's side: its connections, its threads and its breaker.
 
 Blocks are read only while the breaker is closed. A peer that did not answer is tried again by the
-next probe that the breaker lets pass, on a thread that no read waits for; what it was believed to
-have is forgotten, since it may have started anew. A connection that was idle may have died without
-a word: a request on it that fails before an answer began is made once more on a new one.
+next question that the breaker lets pass, on a thread that no read waits for. A connection that was
+idle may have died without a word: a request on it that fails before an answer began is made once
+more on a new one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvist.adapters.crew import Crew
+from kvist.cluster.directory import Position
 from kvist.core.errors import FormatError, KvistError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
@@ -23,13 +25,16 @@ from kvist.node.peers.handshake import SelfMetError
 from kvist.node.peers.wire import Wire
 from kvist.node.protocol import ProtocolError, join_keys
 from kvist.store.breaker import Breaker, BreakerState
-from kvist.tiers.remote.knowledge import Knowledge
 
 _log = logging.getLogger(__name__)
 _WARN_EVERY_S = 10.0
 
 Item = tuple[int, Key, memoryview]
 Settle = Callable[[int, Outcome], None]
+
+
+# A peer has not brought a block; as of where in its stream it surely has none, if it is sure.
+Lacks = Callable[[Key, Position | None], None]
 
 
 class LeftAloneError(TierTimeout):
@@ -54,11 +59,13 @@ class Member:
         self,
         name: str,
         open_wire: Callable[[float], Wire],
-        known: Knowledge,
         breaker: Breaker,
         *,
+        streams: int,
         timeout_s: float,
         connect_s: float,
+        lacks: Lacks,
+        rests: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects to nobody yet.
@@ -66,14 +73,19 @@ class Member:
         Args:
             name: HOST:PORT.
             open_wire: makes a connection on which the handshake is over, by a deadline.
-            known: what it is believed to have.
             breaker: its own.
+            streams: calls that bring blocks at once.
             timeout_s: a block or an answer that takes longer is late.
             connect_s: a connection that takes longer is none.
+            lacks: is told which block it has not brought.
+            rests: is told that it failed and is left alone.
             clock: seconds that only grow.
         """
-        self.name, self.known = name, known
+        self.name = name
+        self.crew = Crew(streams, name="kvist-peer-read")
+        self.asker = Crew(1, name="kvist-peer-ask")
         self._open_wire, self._breaker = open_wire, breaker
+        self._lacks, self._rests = lacks, rests
         self._timeout_s, self._connect_s, self._clock = timeout_s, connect_s, clock
         self._lock = threading.Lock()
         self._idle: list[Wire] = []
@@ -108,21 +120,18 @@ class Member:
         with self._lock:
             self._queued_bytes += size_bytes
 
-    def probe(self, keys: Sequence[Key]) -> int:
-        """Asks which of `keys` it has and remembers; how many there are.
+    def probe(self, keys: Sequence[Key]) -> set[Key] | None:
+        """Asks which of `keys` it has; `None` if it is left alone. Without keys: whether it lives.
 
         Raises:
             KvistError: it refuses, or broke a rule.
             OSError: it could not be asked.
         """
-        with self._lock:
-            if self._itself or not self._breaker.acquire():
-                return 0
+        if not self._may_ask():
+            return None
         found: set[Key] = set()
-        mark = self.known.mark()
-        for start in range(0, len(keys), m.MOST_HAVE_KEYS):
+        for start in range(0, max(1, len(keys)), m.MOST_HAVE_KEYS):
             part = keys[start : start + m.MOST_HAVE_KEYS]
-            request = m.Have(join_keys(part))
             until = self._clock() + self._connect_s + self._timeout_s
 
             def held(wire: Wire, part: Sequence[Key] = part, until: float = until) -> None:
@@ -131,10 +140,28 @@ class Member:
                 flags = m.unpack_bits(answer.bits, len(part))
                 found.update(key for key, flag in zip(part, flags, strict=True) if flag)
 
-            self._call(request, held, until)
-        self.known.drop(set(keys).difference(found), since=mark)
-        self.known.add(dict.fromkeys(found, 0), since=mark)
-        return len(found)
+            self._call(m.Have(join_keys(part)), held, until)
+        return found
+
+    def offer(self, offer: m.Offer) -> int:
+        """Offers it blocks; how many it will fetch.
+
+        Raises:
+            KvistError: it refuses, or broke a rule.
+            OSError: it could not be asked.
+        """
+        if not self._may_ask():
+            return 0
+        until = self._clock() + self._connect_s + self._timeout_s
+        taken = 0
+
+        def heard(wire: Wire) -> None:
+            nonlocal taken
+            raw = wire.hear(m.MOST_STRANGER_BYTES, until)
+            taken = m.decode(m.TAKEN, raw[m.HEAD.size :]).count
+
+        self._call(offer, heard, until)
+        return taken
 
     def read(
         self,
@@ -184,17 +211,18 @@ class Member:
         expected: int,
         limit: float,
     ) -> Outcome:
-        if status == m.MISS and not size_bytes:
+        if status == m.MISS and size_bytes in (0, m.POSITION.size):
+            at = self._position(wire, size_bytes, limit)
             with self._lock:
                 self.counts.absent += 1
-            self.known.drop((key,))
+            self._lacks(key, at)
             return Outcome.MISS
         if status != m.HIT or size_bytes != out.nbytes:
             raise ProtocolError(f"a block of {size_bytes} bytes in place of {out.nbytes}")
         if wire.fill_block(out, limit) != expected:
             with self._lock:
                 self.counts.damaged += 1
-            self.known.drop((key,))
+            self._lacks(key, None)
             self._fail(f"sent a damaged block {key.hex()[:12]}")
             return Outcome.MISS
         with self._lock:
@@ -202,8 +230,17 @@ class Member:
             self.counts.size_bytes += size_bytes
         return Outcome.HIT
 
+    def _position(self, wire: Wire, size_bytes: int, limit: float) -> Position | None:
+        if not size_bytes:
+            return None
+        data = bytearray(size_bytes)
+        wire.fill(memoryview(data), limit)
+        return Position(*m.POSITION.unpack(data))
+
     def close(self) -> None:
-        """Hangs up on every idle connection; those in use end with their call. Idempotent."""
+        """Ends its threads and hangs up; calls that are under way come to their end. Idempotent."""
+        for crew in (self.crew, self.asker):
+            crew.close()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -224,7 +261,7 @@ class Member:
 
     def _call(
         self,
-        request: m.Have | m.Read,
+        request: m.Request,
         receive: Callable[[Wire], None],
         until: float,
         *,
@@ -260,7 +297,7 @@ class Member:
             raise
 
     def _exchange(
-        self, wire: Wire, request: m.Have | m.Read, receive: Callable[[Wire], None], until: float
+        self, wire: Wire, request: m.Request, receive: Callable[[Wire], None], until: float
     ) -> None:
         done = False
         try:
@@ -278,6 +315,10 @@ class Member:
     def _take(self) -> Wire | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
+
+    def _may_ask(self) -> bool:
+        with self._lock:
+            return not self._itself and self._breaker.acquire()
 
     def _succeed(self) -> None:
         with self._lock:
@@ -300,6 +341,6 @@ class Member:
         for wire in idle:
             wire.close()
         if rests:
-            self.known.clear()
+            self._rests()
         if warn:
             _log.warning("peer %s: %s%s", self.name, why, "; it rests" if rests else "")

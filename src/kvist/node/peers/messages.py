@@ -14,14 +14,21 @@ A message is its length (little-endian u32, itself not counted) and a MessagePac
                                    ←    Held       a bit for each
     Read      keys                 →
                                    ←    for each key, in any order: a block header and the bytes
+    Offer     keys                 →
+                                   ←    Taken
 
 In place of any answer of the handshake there may be `Refused`, with the reason in words. `Hello`
 and `Refused` keep their shape for ever, so that any two versions can at least refuse each other.
 After the handshake one request is under way at a time on a connection; what breaks a rule ends it.
 
 A block header is 56 bytes, little-endian: index in the request (u32), 1 for a block and 0 for a
-miss (u32), bytes that follow (u64), their XXH3-64 (u64), and the block's key: two sides that are
-out of step must not take one block for another.
+miss (u32), bytes that follow (u64), their XXH3-64 (u64; 0 for a miss), and the block's key: two
+sides that are out of step must not take one block for another. What follows a miss is nothing, or,
+where the owner is in a cluster and has no such block, the place in its event stream as of which
+that holds (`cluster.directory.Position`): incarnation and number, u64 each.
+
+An `Offer` goes the other way than blocks do: who sends it has blocks that the other node should
+fetch and keep.
 """
 
 from __future__ import annotations
@@ -37,21 +44,25 @@ from kvist.core.keys import KEY_BYTES
 from kvist.node.protocol import ProtocolError
 
 MAGIC = "kvist-peer"
-OLDEST_PROTOCOL = 1
-NEWEST_PROTOCOL = 1
+OLDEST_PROTOCOL = 2
+NEWEST_PROTOCOL = 2
 NONCE_BYTES = 32
 MAC_BYTES = 32
 NODE_BYTES = 16
 MOST_HAVE_KEYS = 4096
 MOST_READ_KEYS = 64
 MOST_READ_S = 60.0
+MOST_OFFER_KEYS = 64
+MOST_TENANT = 256
 MOST_REASON = 400
 MOST_STRANGER_BYTES = 512  # of a message before the credentials were proven
 MOST_WANT_BYTES = 4 << 10
 MOST_REQUEST_BYTES = MOST_HAVE_KEYS * KEY_BYTES + 64
 HEAD = struct.Struct("<I")
 BLOCK = struct.Struct("<IIQQ32s")
+POSITION = struct.Struct("<QQ")
 MISS, HIT = 0, 1
+NO_PARENT = bytes(KEY_BYTES)
 
 _Number = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 _Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -126,9 +137,31 @@ class Held(_Message, frozen=True, tag=12):
     bits: Annotated[bytes, Meta(max_length=MOST_HAVE_KEYS // 8)]
 
 
+class Offer(_Message, frozen=True, tag=13):
+    """→ Taken. The node `source` has these blocks, as its events up to `number` say.
+
+    One tenant stands for all; `NO_PARENT` for a first block's parent.
+    """
+
+    source: Annotated[str, Meta(min_length=1, max_length=128)]
+    incarnation: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    number: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    keys: Annotated[bytes, Meta(max_length=MOST_OFFER_KEYS * KEY_BYTES)]
+    parents: Annotated[bytes, Meta(max_length=MOST_OFFER_KEYS * KEY_BYTES)]
+    tenants: Annotated[
+        tuple[Annotated[str, Meta(max_length=MOST_TENANT)], ...], Meta(max_length=MOST_OFFER_KEYS)
+    ]
+
+
+class Taken(_Message, frozen=True, tag=14):
+    """Of an offer, how many blocks will be fetched if nothing comes between."""
+
+    count: Annotated[int, Meta(ge=0, le=MOST_OFFER_KEYS)]
+
+
 Answer = Challenge | Refused | Proof | Welcome
-Request = Have | Read
-Message = Hello | Answer | Want | Request | Held
+Request = Have | Read | Offer
+Message = Hello | Answer | Want | Request | Held | Taken
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -138,6 +171,7 @@ WANT = msgspec.msgpack.Decoder(Want)
 ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 HELD = msgspec.msgpack.Decoder(Held)
+TAKEN = msgspec.msgpack.Decoder(Taken)
 
 
 def refusal(reason: str) -> Refused:

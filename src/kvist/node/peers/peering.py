@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from kvist.cluster.directory import Position
+from kvist.core.keys import Key
 from kvist.node.keyspaces import Attach
+from kvist.node.peers.beliefs import Beliefs, Probed
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import greet
-from kvist.node.peers.member import Member
+from kvist.node.peers.member import Lacks, Member
 from kvist.node.peers.messages import NODE_BYTES
 from kvist.node.peers.server import OpenStore, PeerServer, listen, shown
+from kvist.node.peers.serving import ClusterSide
 from kvist.node.peers.tier import PeerTier
 from kvist.node.peers.wire import Wire, connect
 from kvist.store.breaker import Breaker
@@ -35,6 +40,19 @@ class Address:
     def __str__(self) -> str:
         return shown((self.host, self.port))
 
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address that `str` has written.
+
+        Raises:
+            ValueError: it is none.
+        """
+        host, _, port = text.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        if not bare or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"{text!r} is no address")
+        return cls(bare, int(port))
+
 
 @dataclass(frozen=True, slots=True)
 class Peering:
@@ -50,40 +68,63 @@ class Peering:
     index_blocks: int
     node: bytes = field(default_factory=lambda: os.urandom(NODE_BYTES))
 
-    def serve(self, find: Callable[[bytes], OpenStore | None]) -> PeerServer | None:
-        """Serves the open stores to others, if that is asked for.
+    def bind(self) -> socket.socket | None:
+        """What others connect to, if this node is to serve others.
 
         Raises:
             OSError: the address cannot be had.
         """
-        if self.listen is None:
-            return None
-        listener = listen(self.listen.host, self.listen.port)
-        return PeerServer(listener, find, self.credentials, node=self.node)
+        return None if self.listen is None else listen(self.listen.host, self.listen.port)
+
+    def serve(
+        self,
+        listener: socket.socket,
+        find: Callable[[bytes], OpenStore | None],
+        cluster: ClusterSide | None = None,
+    ) -> PeerServer:
+        """Serves the open stores to whoever connects to `listener`, which the server owns then."""
+        return PeerServer(listener, find, self.credentials, node=self.node, cluster=cluster)
 
     def lender(self, attach: Attach) -> PeerTier | None:
-        """What others have of a keyspace, if there are others."""
+        """What the configured members have of a keyspace, if there are any."""
         if not self.members:
             return None
-        members = [self._member(address, attach) for address in self.members]
-        return PeerTier(
-            members, streams=self.streams, timeout_s=self.timeout_s, probe_s=self.probe_s
-        )
+        known: dict[Member, Knowledge] = {}
+        for address in self.members:
+            knowledge = Knowledge(
+                most_blocks=self.index_blocks, absent_s=_ABSENT_S, clock=time.monotonic
+            )
+            known[self.member(address, attach, partial(_drop, knowledge), knowledge.clear)] = (
+                knowledge
+            )
+        return self.tier(Probed(known, probe_s=self.probe_s))
 
-    def _member(self, address: Address, attach: Attach) -> Member:
-        clock = time.monotonic
+    def tier(self, beliefs: Beliefs) -> PeerTier:
+        """What reads from the peers of `beliefs`."""
+        return PeerTier(beliefs, streams=self.streams, timeout_s=self.timeout_s)
+
+    def member(
+        self,
+        address: Address,
+        attach: Attach,
+        lacks: Lacks,
+        rests: Callable[[], None] = lambda: None,
+    ) -> Member:
+        """A peer that blocks of a keyspace are read from; see `Member`."""
         return Member(
             str(address),
             partial(self._open, address, attach),
-            Knowledge(most_blocks=self.index_blocks, absent_s=_ABSENT_S, clock=clock),
             Breaker(
-                clock=clock,
+                clock=time.monotonic,
                 random=random.random,
                 probe_s=self.retry_s,
                 probe_max_s=_MOST_RETRY * self.retry_s,
             ),
+            streams=self.streams,
             timeout_s=self.timeout_s,
             connect_s=min(CONNECT_S, self.timeout_s),
+            lacks=lacks,
+            rests=rests,
         )
 
     def _open(self, address: Address, attach: Attach, until: float) -> Wire:
@@ -102,3 +143,8 @@ class Peering:
             if not done:
                 wire.close()
         return wire
+
+
+def _drop(known: Knowledge, key: Key, at: Position | None) -> None:
+    """A peer has not brought a block: it is not asked for it again for a while."""
+    known.drop((key,))

@@ -22,7 +22,7 @@ from kvist.node.keyspaces import Attach
 from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import receive
-from kvist.node.peers.serving import ServeCounts, Serving
+from kvist.node.peers.serving import ClusterSide, ServeCounts, Serving
 from kvist.node.peers.wire import Wire, accept
 from kvist.store.own import OwnBlocks
 from kvist.store.tiered import TieredStore
@@ -61,6 +61,7 @@ class PeerServer:
         *,
         node: bytes | None = None,
         first_s: float = FIRST_S,
+        cluster: ClusterSide | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts to serve `listener`, which it owns.
@@ -71,11 +72,12 @@ class PeerServer:
             credentials: what readers must know.
             node: the number of this process, which its own readers show.
             first_s: how long a reader may take to prove itself.
+            cluster: what a node in a cluster does besides.
             clock: seconds that only grow.
         """
         self._listener, self._find, self._credentials = listener, find, credentials
         self._node = node or os.urandom(m.NODE_BYTES)
-        self._first_s, self._clock = first_s, clock
+        self._first_s, self._cluster, self._clock = first_s, cluster, clock
         self._lock = threading.Lock()
         self._strangers: set[socket.socket] = set()
         self._wires: dict[threading.Thread, Wire | None] = {}
@@ -169,7 +171,14 @@ class PeerServer:
             if self._stopping.is_set():
                 return
             _log.debug("peer %s reads from here", name)
-            Serving(wire, lambda: self._blocks(want), self.counts, self._clock).run()
+            Serving(
+                wire,
+                want.fingerprint,
+                lambda: self._blocks(want),
+                self.counts,
+                cluster=self._cluster,
+                clock=self._clock,
+            ).run()
         except NodeRefusedError as error:
             self._count("refused", f"{name} is refused: {error}")
         except FormatError as error:

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
+from kvist.cluster.directory import Position
 from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
@@ -55,18 +57,34 @@ class ServeCounts:
             self.absent_blocks += not busy
 
 
+class ClusterSide(Protocol):
+    """What a node does for others because it is in a cluster. Called on any thread."""
+
+    def position(self) -> Position | None:
+        """As of where in the event stream a block that is not here now is not here."""
+        ...
+
+    def take(self, fingerprint: bytes, offer: m.Offer) -> int:
+        """Blocks of a keyspace are offered; of how many copies will be fetched."""
+        ...
+
+
 class Serving:
     """Answers the requests of one connection."""
 
     def __init__(
         self,
         wire: Wire,
+        fingerprint: bytes,
         blocks: Callable[[], OwnBlocks | None],
         counts: ServeCounts,
+        *,
+        cluster: ClusterSide | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` finds the store of the keyspace that the reader named, if it is open now."""
-        self._wire, self._blocks, self._counts, self._clock = wire, blocks, counts, clock
+        """Serves the keyspace `fingerprint`; `blocks` finds its store, if it is open now."""
+        self._wire, self._fingerprint, self._blocks = wire, fingerprint, blocks
+        self._counts, self._cluster, self._clock = counts, cluster, clock
 
     def run(self) -> None:
         """Serves until the connection ends.
@@ -81,6 +99,9 @@ class Serving:
             request = m.decode(m.REQUEST, raw[m.HEAD.size :])
             if isinstance(request, m.Have):
                 self._have(split_keys(request.keys))
+            elif isinstance(request, m.Offer):
+                taken = self._cluster.take(self._fingerprint, request) if self._cluster else 0
+                self._wire.tell(m.Taken(taken), self._clock() + _STALL_S)
             else:
                 self._read(split_keys(request.keys), self._clock() + request.deadline_s)
 
@@ -143,8 +164,7 @@ class Serving:
             lease = self._lease(own, keys, range(i, i + 1), until)
             if lease is None:
                 self._counts.missed(busy=own is not None)
-                header = m.BLOCK.pack(i, m.MISS, 0, 0, keys[i])
-                self._wire.send([header], self._clock() + _STALL_S)
+                self._wire.send([self._miss(i, keys[i])], self._clock() + _STALL_S)
                 continue
             with lease:
                 self._send(lease, keys, range(i, i + 1), until)
@@ -170,4 +190,20 @@ class Serving:
         except (ClosedError, LeaseError) as error:
             _log.debug("a block is not sent: %s", error)  # the store closes
         self._counts.missed(busy=False)
-        return [m.BLOCK.pack(i, m.MISS, 0, 0, key)]
+        return [self._miss(i, key)]
+
+    def _miss(self, i: int, key: Key) -> bytes:
+        """The header of a miss, and the position as of which there is surely no such block.
+
+        The position comes first: what is published after it may be of a block that has come since.
+        """
+        at = self._cluster.position() if self._cluster is not None else None
+        own = self._blocks()
+        try:
+            sure = at is not None and (own is None or own.lacks(key))
+        except ClosedError:
+            sure = False
+        if at is None or not sure:
+            return m.BLOCK.pack(i, m.MISS, 0, 0, key)
+        header = m.BLOCK.pack(i, m.MISS, m.POSITION.size, 0, key)
+        return header + m.POSITION.pack(at.incarnation, at.number)

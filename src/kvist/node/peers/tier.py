@@ -1,13 +1,14 @@
 """`LowerTier` over the DRAM and SSD of other nodes: what one of them has, this one reads.
 
 Nothing is written: a `put` claims nothing, and what is read becomes a block of this node's store
-like any other. What the others have is known by probes only (`tiers/probing.py`); a wrong belief
-costs a miss. The blocks of a batch are shared out over the peers that are believed to have them,
-and over the connections of each.
+like any other. What the others have is believed (`beliefs.py`, `directed.py`); a wrong belief costs
+a miss. The blocks of a batch are shared out over the peers that are believed to have them, and over
+the connections of each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,19 +18,17 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event
 
-from kvist.adapters.crew import Crew
 from kvist.core.errors import ClosedError, KvistError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.node.peers import messages as m
+from kvist.node.peers.beliefs import Beliefs
 from kvist.node.peers.member import Item, Member
-from kvist.tiers.probing import ProbeCounts, Prober
 from kvist.tiers.protocol import Payload
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _LEAST_BYTES_PER_S = 16 << 20  # a peer that brings less is of no use
-_PROBE_WAIT_S = 0.05  # for the slower of several peers; what they say later is learned, too
 _TELL_EVERY_S = 3e-3
 _ROUNDS = 2  # what one peer failed to bring is asked of another once
 
@@ -54,6 +53,7 @@ class _Batch:
     arrived: SimpleQueue[list[tuple[int, Outcome]] | None] = field(default_factory=SimpleQueue)
     given_up: Event = field(default_factory=Event)
     calls: dict[Future[None], _Share] = field(default_factory=dict)
+    asked: set[tuple[int, Member]] = field(default_factory=set)  # which block of whom
 
     def wanted(self) -> bool:
         return not self.given_up.is_set()
@@ -86,74 +86,37 @@ class PeerTier:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        beliefs: Beliefs,
         *,
         streams: int,
         timeout_s: float,
-        probe_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Owns the members; begins to ask them when somebody looks for a block.
+        """Owns the beliefs.
 
         Args:
-            members: the peers.
+            beliefs: which peers there are, and what they have.
             streams: connections to each that bring blocks at once.
             timeout_s: a batch ends after this and the time that its bytes may take.
-            probe_s: how long a look-up of a prompt's keys may wait; 0: never.
             clock: seconds that only grow.
         """
-        self._members = list(members)
+        self.beliefs = beliefs
         self._streams, self._timeout_s, self._clock = streams, timeout_s, clock
-        self._readers = {member: Crew(streams, name="kvist-peer-read") for member in self._members}
-        self._askers = {member: Crew(1, name="kvist-peer-ask") for member in self._members}
-        self._patience_s = max(probe_s, _PROBE_WAIT_S)
         self._closed = False
-        self.learned = ProbeCounts()
-        self._prober = Prober(
-            self,
-            self._probe,
-            name="peers",
-            probe_s=probe_s,
-            available=self._askable,
-            counts=self.learned,
-        )
 
     # -- what is known ----------------------------------------------------------------------
 
     def contains(self, key: Key) -> bool:
         """Whether a peer is believed to have `key`; one that nobody knows of is asked for later."""
-        if self._closed:
-            return False
-        if self._owners(key):
-            return True
-        if self.unknown((key,)):
-            self._prober.note(key)
-        return False
+        return not self._closed and bool(self.beliefs.owners(key, ask=True))
 
     def contains_run(self, keys: Sequence[Key]) -> int:
         """How many keys from the first on are with peers; may wait for a probe."""
-        return 0 if self._closed else self._prober.run(keys)
+        return 0 if self._closed else self.beliefs.run(keys, ask=True)
 
     def known_run(self, keys: Sequence[Key]) -> int:
         """As `contains_run`, without ever waiting or asking anybody."""
-        return 0 if self._closed else self.run(keys)
-
-    def run(self, keys: Sequence[Key]) -> int:
-        """See `tiers.probing.Beliefs`."""
-        readable = [member.known for member in self._members if member.readable()]
-        if len(readable) == 1:
-            return readable[0].run(keys)
-        return next(
-            (i for i, key in enumerate(keys) if not any(k.is_present(key) for k in readable)),
-            len(keys),
-        )
-
-    def unknown(self, keys: Sequence[Key]) -> list[Key]:
-        """See `tiers.probing.Beliefs`: those that some peer could be asked for."""
-        known_by = [m for m in self._members if m.readable()]
-        left = [k for k in keys if not any(m.known.is_present(k) for m in known_by)]
-        open_to = [set(m.known.unknown(left)) for m in self._members if m.askable()]
-        return [key for key in left if any(key in some for some in open_to)]
+        return 0 if self._closed else self.beliefs.run(keys)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -194,7 +157,7 @@ class PeerTier:
             yield -1, Outcome.PENDING
             for n in range(_ROUNDS):
                 for index, outcome in self._arrivals(batch, calls):
-                    elsewhere = n + 1 < _ROUNDS and self._owners(left[index][1])
+                    elsewhere = n + 1 < _ROUNDS and self._owners(batch, left[index])
                     if outcome is Outcome.HIT or not elsewhere:
                         del left[index]
                         yield index, outcome
@@ -205,12 +168,14 @@ class PeerTier:
 
     def _begin(self, batch: _Batch, items: Iterable[Item]) -> int:
         """Lets peers bring what they are believed to have; how many calls are under way."""
-        shares = self._shares(items)
-        for share in shares:
+        calls = 0
+        for share in self._shares(batch, items):
             bring = partial(self._bring, batch, share)
-            batch.calls[self._readers[share.member].submit(bring)] = share
-            share.member.book(share.size_bytes)
-        return len(shares)
+            with contextlib.suppress(ClosedError):  # that peer has just left
+                batch.calls[share.member.crew.submit(bring)] = share
+                share.member.book(share.size_bytes)
+                calls += 1
+        return calls
 
     def _bring(self, batch: _Batch, share: _Share) -> None:
         """Reads a share; on a thread of the member's. What is not settled has failed."""
@@ -250,14 +215,20 @@ class PeerTier:
         while left:
             _, left = wait(left, timeout=_LOOK_S)
 
-    def _shares(self, items: Iterable[Item]) -> list[_Share]:
+    def _owners(self, batch: _Batch, item: Item) -> list[Member]:
+        """Who is believed to have a block and was not asked for it yet."""
+        owners = self.beliefs.owners(item[1])
+        return [member for member in owners if (item[0], member) not in batch.asked]
+
+    def _shares(self, batch: _Batch, items: Iterable[Item]) -> list[_Share]:
         """Blocks by the peer that brings them; what nobody is believed to have is left out."""
         by_member: dict[Member, list[Item]] = {}
         booked: dict[Member, int] = {}
         for item in items:
-            owners = self._owners(item[1])
+            owners = self._owners(batch, item)
             if owners:
                 chosen = min(owners, key=lambda o: o.queued_bytes + booked.get(o, 0))
+                batch.asked.add((item[0], chosen))
                 by_member.setdefault(chosen, []).append(item)
                 booked[chosen] = booked.get(chosen, 0) + item[2].nbytes
         shares = []
@@ -272,15 +243,13 @@ class PeerTier:
     # -- the rest ---------------------------------------------------------------------------
 
     def remove(self, keys: Iterable[Key]) -> None:
-        """Forgets for a while who has them; peers keep what is theirs.
+        """Forgets who has them; peers keep what is theirs.
 
         Raises:
             ClosedError: the tier was closed.
         """
         self._demand_open()
-        gone = list(keys)
-        for member in self._members:
-            member.known.drop(gone)
+        self.beliefs.forget(keys)
 
     def clear(self) -> None:
         """Forgets who has what.
@@ -289,47 +258,17 @@ class PeerTier:
             ClosedError: the tier was closed.
         """
         self._demand_open()
-        for member in self._members:
-            member.known.clear()
+        self.beliefs.forget(None)
 
     def samples(self) -> Mapping[str, float]:
         """See `tiers.protocol.Sampled`."""
-        return {n: v for member in self._members for n, v in member.samples().items()}
+        return self.beliefs.samples()
 
     def close(self) -> None:
         """Ends the threads and hangs up. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._prober.stop()
-        for crew in (*self._askers.values(), *self._readers.values()):
-            crew.close()
-        for member in self._members:
-            member.close()
-            member.known.clear()
-
-    def _owners(self, key: Key) -> list[Member]:
-        return [m for m in self._members if m.known.is_present(key) and m.readable()]
-
-    def _askable(self) -> bool:
-        return any(member.askable() for member in self._members)
-
-    def _probe(self, keys: Sequence[Key]) -> None:
-        """Asks every peer that is free, and waits a moment for those that are slow."""
-        calls = []
-        for member in self._members:
-            unknown = member.known.unknown(keys)
-            if unknown and member.askable() and not self._askers[member].busy:
-                calls.append(self._askers[member].submit(partial(self._ask, member, unknown)))
-        wait(calls, timeout=self._patience_s)
-        self.learned.probed += len(keys)
-
-    def _ask(self, member: Member, keys: Sequence[Key]) -> None:
-        try:
-            self.learned.found += member.probe(keys)
-        except (KvistError, OSError) as error:  # the member has told its breaker, and the log
-            self.learned.failures += 1
-            _log.debug("peer %s: %s", member.name, error)
+        if not self._closed:
+            self._closed = True
+            self.beliefs.close()
 
     def _demand_open(self) -> None:
         if self._closed:

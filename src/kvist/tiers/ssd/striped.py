@@ -22,7 +22,7 @@ from kvist.core.errors import ClosedError, TierError, TierFullError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.native import digest
-from kvist.tiers.protocol import ListedBlock, Payload
+from kvist.tiers.protocol import ListedBlock, Payload, Space, TellsSpace
 
 _log = logging.getLogger(__name__)
 _PUT_TIMEOUT_S = 600.0
@@ -215,6 +215,12 @@ class StripedTier:
         each = [member.tier.list_blocks(newest_first=newest_first) for member in self._members]
         for blocks in zip_longest(*each):
             yield from (block for block in blocks if block is not None)
+
+    def space(self) -> Space:
+        """See `tiers.protocol.TellsSpace`; of all directories together."""
+        tiers = (member.tier for member in self._members)
+        each = [t.space() or Space(0, 0) for t in tiers if isinstance(t, TellsSpace)]
+        return Space(sum(s.used_bytes for s in each), sum(s.capacity_bytes for s in each))
 
     def clear(self) -> None:
         """Forgets every block in every directory.

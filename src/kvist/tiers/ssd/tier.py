@@ -15,7 +15,7 @@ from kvist.core.errors import ClosedError, ConfigError, TierError
 from kvist.core.keys import KEY_BYTES, Key
 from kvist.core.outcome import Outcome
 from kvist.tiers.encoding import block_header, encoded, tombstone_header
-from kvist.tiers.protocol import ListedBlock, Payload
+from kvist.tiers.protocol import ListedBlock, Payload, Space
 from kvist.tiers.ssd.contents import list_blocks
 from kvist.tiers.ssd.engine import DEFAULT_DEPTH, EngineKind, IoEngine, open_engines
 from kvist.tiers.ssd.index import BlockIndex, Place
@@ -331,6 +331,10 @@ class SsdTier:
             self._require_open()
             ends = self._log.ends()
         return scan_directory(self._directory, progress=progress, ends=ends)
+
+    def space(self) -> Space:
+        """See `tiers.protocol.TellsSpace`."""
+        return Space(self._log.used_bytes, self._log.limits.capacity_bytes)
 
     def stats(self) -> SsdStats:
         """Counters now; takes no lock that I/O holds."""
