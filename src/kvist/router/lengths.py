@@ -55,12 +55,13 @@ class Distribution:
         """The value that `ratio` of all do not exceed, to 5 %; 0 where nothing was seen."""
         if not self.count:
             return 0.0
-        left = ratio * self.total
+        left, last = ratio * self.total, 0
         for bucket, weight in enumerate(self._weights):
-            left -= weight
-            if weight and left <= 0:
-                return self._value(bucket + 0.5)
-        return self._value(_BUCKETS)
+            if weight:
+                left, last = left - weight, bucket
+                if left <= 0:
+                    break
+        return self._value(last + 0.5)  # rounding may leave a little of the whole
 
     def survival(self, value: float) -> float:
         """Share of values above `value`, interpolated in its bucket; 1 where nothing was seen."""
