@@ -19,7 +19,7 @@ PUBLISHED_REJECTED = {
 }
 _PUBLISHED_REQUESTS = 23_608
 # Their trace brings 49.8 k prompt tokens a second at its own speed (23,608 requests of 7,590 tokens
-# in an hour), the conversation trace 40.9 k: at this speed it is as heavy as theirs at twice its own.
+# in an hour), the conversation trace 40.9 k: at this speed it is as heavy as theirs at twice.
 OVERLOAD = 2.43
 # The conversation trace is lighter on decode than theirs: with this limit decode is as near to its
 # own as prefill is.
