@@ -18,21 +18,23 @@ PUBLISHED_REJECTED = {
     AdmissionKind.PREDICTIVE: 3589,
 }
 _PUBLISHED_REQUESTS = 23_608
-# The conversation trace is lighter on decode than theirs; with this limit decode is as near to its
+# Their trace brings 49.8 k prompt tokens a second at its own speed (23,608 requests of 7,590 tokens
+# in an hour), the conversation trace 40.9 k: at this speed it is as heavy as theirs at twice.
+OVERLOAD = 2.43
+# The conversation trace is lighter on decode than theirs: with this limit decode is as near to its
 # own as prefill is.
-TRAFFIC = dataclasses.replace(CHAT, rate=1.0, ttft_s=30.0, tbt_s=0.06)
-OVERLOAD = 2.0
-RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+TRAFFIC = dataclasses.replace(CHAT, rate=1.0, ttft_s=30.0, tbt_s=0.0685)
+RATES = (0.8, 1.6, OVERLOAD, 3.2, 4.8, 7.2)
 _KEPT_RATIO = 0.9
 
 
 def overload_run(rule: AdmissionKind, rate: float = OVERLOAD) -> Run:
-    """Eight prefill and eight decode nodes, twice the trace's rate."""
+    """Eight prefill and eight decode nodes."""
     return Run(TRAFFIC, apart=True, admission=rule, rate=rate)
 
 
 def rules_study() -> Study:
-    """The three rules at twice the speed."""
+    """The three rules at the same overload."""
     return Study("admission", [overload_run(rule) for rule in RULES], _conclude_rules)
 
 
@@ -55,9 +57,9 @@ def _conclude_rules(results: Results) -> Outcome:
                    paper / _PUBLISHED_REQUESTS, report.rejected / report.requests),
             Figure(f"{rule.value}: of these, prompts computed for nothing", Unit.COUNT, None, late),
             Figure(f"{rule.value}: goodput", Unit.RATE, None, report.goodput_rps),
-            Figure(f"{rule.value}: amplitude of decode load", Unit.RATIO, None,
+            Figure(f"{rule.value}: swing of prefill against decode, requests", Unit.RATIO, None,
                    swings[rule].amplitude),
-            Figure(f"{rule.value}: correlation of prefill and decode load", Unit.RATIO, None,
+            Figure(f"{rule.value}: correlation of prefill and decode", Unit.RATIO, None,
                    swings[rule].correlation),
         ]  # fmt: skip
     rejected = [reports[rule].rejected for rule in RULES]
@@ -66,20 +68,22 @@ def _conclude_rules(results: Results) -> Outcome:
         name="admission",
         title="Rules of admission under overload",
         source="Mooncake, arXiv 2407.00079, Table 3 and Fig. 9",
-        setting="Conversation trace at twice its rate, 8 prefill and 8 decode nodes, TTFT within "
-        f"{TRAFFIC.ttft_s:g} s and steps within {TRAFFIC.tbt_s * 1e3:g} ms. The paper's trace had "
-        "23,608 requests.",
+        setting=f"Conversation trace at {OVERLOAD:g} times its speed, which brings as many prompt "
+        "tokens a second as the paper's trace at twice its own; 8 prefill and 8 decode nodes, TTFT "
+        f"within {TRAFFIC.ttft_s:g} s and steps within {TRAFFIC.tbt_s * 1e3:g} ms.",
         figures=tuple(figures),
         claims=(
             Claim("rejected: baseline > early > predictive",
                   rejected == sorted(rejected, reverse=True) and len(set(rejected)) == len(RULES)),
             Claim("early: prefill and decode swing in opposite phase", early.correlation < 0),
-            Claim("predictive: decode swings less than with early",
+            Claim("predictive: they swing less against each other than with early",
                   predictive.amplitude < early.amplitude),
         ),
         disagreements=(
             "The trace of the paper's table is not among the public ones, and its limit of 100 ms "
-            "leaves decode idle on this one: the order and the swing are the result.",
+            "leaves decode idle on this one; ours was chosen so that both parts are near their "
+            "limits. Far from there the order changes: where decode alone is short, computing for "
+            "nothing costs nothing, and baseline rejects least.",
         ),
     )  # fmt: skip
 

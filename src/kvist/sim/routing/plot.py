@@ -44,7 +44,7 @@ def draw(results: Results, path: Path) -> None:
         for name, series in (("prefill", found.prefill), ("decode", found.decode)):
             shown = series[_SHOWN_S]
             axes.plot(range(start, start + len(shown)), shown, label=f"in {name}", linewidth=1)
-        axes.set_title(f"{rule.value}: decode swings by {found.amplitude:.0%} of its mean")
+        axes.set_title(f"{rule.value}: opposite swing of {found.amplitude:.1f} requests")
         axes.set_ylabel("requests")
         axes.legend(loc="upper right")
     figure.axes[-1].set_xlabel("seconds")

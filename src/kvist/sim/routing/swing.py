@@ -1,9 +1,9 @@
 """How prefill and decode swing: series of their loads, and the size of the swing.
 
 A series counts requests at each second: in prefill from arrival to first token, in decode from
-there to the end. What is slower than `TREND_S` is the traffic's own and taken off. The amplitude is
-the standard deviation of what is left over the mean; two series are in opposite phase where their
-correlation is negative.
+there to the end. What is slower than `TREND_S` is the traffic's own and taken off. Two series are
+in opposite phase where their correlation is negative; the amplitude of that swing is the square
+root of minus their covariance, in requests: of two square waves that is half their height.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Swing:
     Attributes:
         prefill: requests in prefill.
         decode: requests in decode.
-        amplitude: of decode, over its mean.
-        correlation: of the two; negative in opposite phase.
+        amplitude: of the swing in opposite phase, in requests; 0 where there is none.
+        correlation: of the two.
     """
 
     prefill: Series
@@ -48,11 +48,12 @@ def swing(served: Sequence[Served]) -> Swing:
     edge = int(seconds * _EDGE_RATIO)
     inner = slice(edge, seconds - edge)
     fast_prefill, fast_decode = (_without_trend(s)[inner] for s in (prefill, decode))
-    mean = float(decode[inner].mean()) if decode[inner].size else 0.0
-    spread = fast_prefill.std() * fast_decode.std() if fast_decode.size else 0.0
-    together = float((fast_prefill * fast_decode).mean() / spread) if spread else 0.0
-    amplitude = float(fast_decode.std()) / mean if mean else 0.0
-    return Swing(prefill, decode, amplitude, together)
+    if not fast_decode.size:
+        return Swing(prefill, decode, 0.0, 0.0)
+    covariance = float((fast_prefill * fast_decode).mean())
+    spread = float(fast_prefill.std() * fast_decode.std())
+    amplitude = math.sqrt(max(0.0, -covariance))
+    return Swing(prefill, decode, amplitude, covariance / spread if spread else 0.0)
 
 
 def _count(served: Sequence[Served], seconds: int, *, decode: bool) -> Series:

@@ -38,7 +38,7 @@ def test_the_swing_is_drawn(traces: Path, tmp_path: Path) -> None:
     assert main(
         ["--traces", str(traces), "--only", "admission", "--plot", str(picture)]
     ) in (0, 1)  # fmt: skip
-    assert "predictive: decode swings by" in picture.read_text()
+    assert "predictive: opposite swing of" in picture.read_text()
 
 
 @pytest.mark.parametrize(

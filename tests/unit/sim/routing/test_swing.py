@@ -19,19 +19,19 @@ def test_bursts_that_come_to_decode_when_prefill_is_empty_are_in_opposite_phase(
     bursts = [_served(60.0 * n, 30.0, 30.0) for n in range(40) for _ in range(20)]
     found = swing(bursts)
     assert found.correlation < -0.9
-    assert found.amplitude == pytest.approx(1.0, abs=0.05)  # 0, 20, 0, 20: mean 10, deviation 10
+    assert found.amplitude == pytest.approx(10.0, abs=0.5)  # 0, 20, 0, 20
 
 
 def test_a_steady_stream_does_not_swing() -> None:
     found = swing([_served(n * 0.5, 2.0, 10.0) for n in range(4000)])
-    assert found.amplitude < 0.03
+    assert found.amplitude < 0.5
     assert found.decode[1000] == pytest.approx(20, abs=1)
     assert found.prefill[1000] == pytest.approx(4, abs=1)
 
 
 def test_slow_growth_of_the_traffic_is_no_swing() -> None:
     times = [60.0 * math.sqrt(n) for n in range(4000)]
-    assert swing([_served(at_s, 2.0, 20.0) for at_s in times]).amplitude < 0.1
+    assert swing([_served(at_s, 2.0, 20.0) for at_s in times]).amplitude < 1.0
 
 
 def test_a_request_without_a_first_token_never_decodes() -> None:
