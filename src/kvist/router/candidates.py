@@ -105,6 +105,10 @@ class Prefixes(Protocol):
 class LearnsChoices(Protocol):
     """What `Prefixes` may do besides: predict from choices. Called under the router's lock."""
 
+    def expire(self, now_s: float) -> None:
+        """Predictions that are too old end; called before each `match`."""
+        ...
+
     def chosen(self, replica: str, keys: Sequence[Key], now_s: float) -> None:
         """A request with these blocks was sent to a replica, which will have them soon."""
         ...

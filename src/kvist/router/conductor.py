@@ -94,6 +94,8 @@ class KvistRouter:
     def choose(self, ask: Ask, now_s: float) -> Choice | Refused:
         """See `Router`."""
         with self._lock:
+            if self._learner is not None:
+                self._learner.expire(now_s)
             keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
             selected = select(self._policy, ask, self._views(ask, keys, now_s))
             if selected is None:

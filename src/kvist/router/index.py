@@ -163,7 +163,7 @@ class PrefixIndex(Directory):
 
     def predict(self, replica: str, keys: Sequence[Key], now_s: float) -> None:
         """A replica was chosen for a request, and will have these blocks in HBM soon."""
-        self._expire(now_s)
+        self.expire(now_s)
         publishers = self._replicas.get(replica)
         source = self._source(publishers.engine) if publishers is not None else None
         if source is None or not keys:
@@ -175,10 +175,11 @@ class PrefixIndex(Directory):
 
     def asks(self, now_s: float) -> list[Ask]:
         """As `Directory.asks`, to be called each tick; predictions end here, too."""
-        self._expire(now_s)
+        self.expire(now_s)
         return super().asks(now_s)
 
-    def _expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
+        """Ends predictions that are too old."""
         self._heard.expire(self._table, now_s)
         self._silent.expire(self._table, now_s)
 

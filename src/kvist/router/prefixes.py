@@ -32,6 +32,10 @@ class IndexedPrefixes:
             for name, found in self._index.match(keys).items()
         }
 
+    def expire(self, now_s: float) -> None:
+        """See `LearnsChoices`."""
+        self._index.expire(now_s)
+
     def chosen(self, replica: str, keys: Sequence[Key], now_s: float) -> None:
         """See `LearnsChoices`."""
         if replica not in self._attached:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from small_router import BLOCK_TOKENS, ask, chosen, speeds
 
+from kvist.native import digest
 from kvist.router.candidates import LearnsChoices, Prefix
 from kvist.router.conductor import KvistRouter, Setting
 from kvist.router.index import PrefixIndex
 from kvist.router.prefixes import IndexedPrefixes
+from kvist.router.protocol import Ask
 
 TOKENS = 100 * BLOCK_TOKENS
 
@@ -28,11 +31,17 @@ def router(prefixes: IndexedPrefixes) -> KvistRouter:
     return found
 
 
+def asked(name: str, text: str = "shared") -> Ask:
+    """A request with keys as long as real ones."""
+    found = ask(name, TOKENS, text=text)
+    return replace(found, keys=tuple(digest(key) for key in found.keys))
+
+
 def serve(router: KvistRouter, name: str, now_s: float, text: str = "shared") -> tuple[str, int]:
     """A request from its choice to its end."""
-    found = chosen(router.choose(ask(name, TOKENS, text=text), now_s))
-    router.first_token(found.booking, now_s + 0.1)
-    router.finish(found.booking, now_s + 0.2)
+    found = chosen(router.choose(asked(name, text), now_s))
+    router.first_token(found.booking, now_s + found.ttft_s)
+    router.finish(found.booking, now_s + found.ttft_s)
     return found.replica, found.hit_tokens
 
 
@@ -41,7 +50,7 @@ def test_it_learns(prefixes: IndexedPrefixes) -> None:
 
 
 def test_prefix_is_told_in_tokens(prefixes: IndexedPrefixes) -> None:
-    keys = ask("1", TOKENS).keys
+    keys = asked("1").keys
     prefixes.chosen("a", keys[:3], 0.0)
     had = 3 * BLOCK_TOKENS
     assert prefixes.match(keys) == {"a": Prefix(had, had, 0, had)}
