@@ -23,7 +23,7 @@ from kvist.router.plain import LeastBooked
 from kvist.testing.stub_engine import StubEngine
 
 LIMIT_S = 20.0
-HASTY = Timeouts(connect_s=1.0, first_token_s=5.0, token_s=5.0, health_s=0.1)
+HASTY = Timeouts(connect_s=1.0, first_token_s=5.0, token_s=5.0, health_s=0.3)
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Running:
         headers: Mapping[str, str] | None = None,
         method: str = "",
     ) -> tuple[int, Any, Mapping[str, str]]:
-        """Status, body (of JSON its value) and headers."""
+        """Status, body (of JSON its value) and headers, whose names are in lower case."""
         with self.open(path, body, headers=headers, method=method) as reply:
             text = reply.read()
             is_json = reply.headers.get_content_type() == "application/json"
             value = json.loads(text) if is_json else text.decode()
-            return reply.status, value, dict(reply.headers)
+            return reply.status, value, {n.lower(): v for n, v in reply.headers.items()}
 
     @contextmanager
     def open(
@@ -198,6 +198,7 @@ def stats(engine: StubEngine) -> dict[str, Any]:
     link.request("GET", "/stats")
     found: dict[str, Any] = json.loads(link.getresponse().read())
     link.close()
+    found["last_headers"] = {n.lower(): v for n, v in found["last_headers"].items()}
     return found
 
 

@@ -82,7 +82,6 @@ BODIES = [
     pytest.param(b'{"model": "stub"}', id="no prompt"),
     pytest.param(b'{"prompt": "p", "model": "' + b"m" * 10_000 + b'"}', id="long name"),
     pytest.param(b'{"prompt": "p", "stream": "perhaps"}', id="stream"),
-    pytest.param(b'{"prompt": "p", "stream": true, "x": 1' + b"0" * 30 + b"}", id="unknown huge"),
 ]
 
 
@@ -233,7 +232,7 @@ def test_only_json_that_is_not_compressed_is_read(
 def test_unknown_paths_and_methods_are_named(gateway: Running) -> None:
     assert gateway.ask("/v1/none")[0] == 404
     status, _, headers = gateway.ask(COMPLETIONS)
-    assert (status, headers["Allow"]) == (405, "POST")
+    assert (status, headers["allow"]) == (405, "POST")
     assert gateway.ask("/v1/models", {}, method="DELETE")[0] == 405
 
 

@@ -9,6 +9,7 @@ engine can go on from there with the tokens as its prompt. Such a place is an *a
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,7 +24,7 @@ class Delta(msgspec.Struct):
     content: str | UnsetType | None = UNSET
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[Any] | None = None
 
 
 class ChunkChoice(msgspec.Struct):
@@ -35,7 +36,7 @@ class ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: Any = None
 
     def texts(self) -> dict[str, str]:
         """What it says, by the name of the field; nothing empty."""
@@ -73,7 +74,7 @@ class Chunk(msgspec.Struct):
     choices: list[ChunkChoice] = []
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
     @property
     def tokens(self) -> int:

@@ -164,7 +164,7 @@ class Front:
             endpoint=asked.endpoint.value,
             model=fields.model or "",
             lora=lora,
-            session=fields.session_id or request.headers.get(_SESSION, ""),
+            session=fields.session_id or request.headers.get(_SESSION) or "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -99,14 +100,14 @@ class Handing:
         event = b"data: " + msgspec.json.encode(fitted) + b"\n\n"
         return without_ids(event) if self._hides_ids else event
 
-    def _judge(self, raw: msgspec.Raw) -> None:
+    def _judge(self, given: Any) -> None:
         """An error in a stream: of the engine, unless it says that it is the request's.
 
         Raises:
             Broken: it is the engine's.
         """
         try:
-            error = msgspec.json.decode(raw, type=_Error)
+            error = msgspec.convert(given, _Error)
         except msgspec.MsgspecError:
             error = _Error()
         is_clients = isinstance(error.code, int) and (
@@ -128,7 +129,7 @@ def closing(delivered: Delivered, *, with_usage: bool) -> bytes:
         "total_tokens": prompt + completion,
     }
     is_chat = "text" not in delivered.chars
-    event = {
+    event: dict[str, Any] = {
         "id": delivered.id,
         "object": "chat.completion.chunk" if is_chat else "text_completion",
         "created": delivered.created,

@@ -42,7 +42,8 @@ def openapi(version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {
         endpoint.value: {"post": _routed(endpoint, about)} for endpoint, about in _ABOUT.items()
     }
-    json, text = {"application/json": {}}, {"text/plain": {}}
+    json: dict[str, Any] = {"application/json": {}}
+    text: dict[str, Any] = {"text/plain": {}}
     paths["/v1/models"] = {"get": _operation("models", "Models of the engines.", json)}
     paths["/replicas"] = {
         "get": _operation("replicas", "The replicas and their state; the operator's.", json)

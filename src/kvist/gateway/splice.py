@@ -38,12 +38,13 @@ class Splice:
             event["id"], event["created"] = self._delivered.id, self._delivered.created
             event["model"] = self._delivered.model
         self._count(event.get("usage"))
+        if self._plan.as_chat:
+            event["object"] = _CHAT_CHUNK
         choices = event.get("choices")
         if not choices:
             return event, True
         choice = choices[0]
         if self._plan.as_chat:
-            event["object"] = _CHAT_CHUNK
             _to_chat(choice)
         delta = choice.get("delta")
         if self._delivered.has_role and isinstance(delta, dict) and "role" in delta:

@@ -60,7 +60,7 @@ class Telemetry:
 
     def page(self) -> bytes:
         """The page for Prometheus."""
-        return generate_latest(self._registry)
+        return bytes(generate_latest(self._registry))
 
     def _counter(self, name: str) -> Counter:
         metric = BY_NAME[name]

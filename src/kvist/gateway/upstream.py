@@ -204,6 +204,7 @@ def engine_headers(
     headers: CIMultiDict[str] = CIMultiDict(
         (name, value) for name, value in client.items() if name.lower() not in kept_back
     )
+    headers.setdefault("Content-Type", "application/json")
     headers["X-Request-Id"] = request
     headers["Accept-Encoding"] = "identity"
     if not settings.passes_keys:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import resource
 import signal
@@ -29,6 +30,7 @@ MODEL = "stub"
 CONTEXT_TOKENS = 4096
 _MOST_TOKENS = 1 << 20
 _START_S = 30.0
+_CLOSE_S = 0.1
 _DEFAULT_TOKENS = 16
 
 
@@ -118,7 +120,7 @@ class Engine:
     def _bursts(self, steps: Iterator[Step]) -> Iterator[list[Step]]:
         while True:
             wanted = self._dice.randint(1, self._pace.burst)
-            taken = [step for step, _ in zip(steps, range(wanted), strict=False)]
+            taken = list(itertools.islice(steps, wanted))
             if not taken:
                 return
             yield taken
@@ -155,8 +157,9 @@ class _Answer:
     def whole(self, steps: Sequence[Step]) -> dict[str, Any]:
         """An answer that is not streamed."""
         text, last = "".join(step.text for step in steps), steps[-1]
-        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {}
-        said = said or {"text": text}
+        said: dict[str, Any] = {"text": text}
+        if self._is_chat:
+            said = {"message": {"role": "assistant", "content": text}}
         choices = [
             {"index": i, "finish_reason": last.finish, "stop_reason": last.stop, "logprobs": None}
             | said
@@ -266,6 +269,8 @@ class StubEngine:
         """SIGKILL."""
         self.process.kill()
         self.process.wait(_START_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def start_again(self) -> None:
         """A new engine on the same port."""
@@ -291,8 +296,6 @@ class StubEngine:
         tb: TracebackType | None,
     ) -> None:
         self.kill()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 async def _serve(port: int, pace: Pace) -> None:
@@ -305,7 +308,7 @@ async def _serve(port: int, pace: Pace) -> None:
     print(server.sockets[0].getsockname()[1], flush=True)
     await stop
     server.close()
-    await http.shutdown(0)
+    await http.shutdown(_CLOSE_S)
 
 
 def main() -> None:
