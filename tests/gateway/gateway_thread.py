@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
+from kvist.assemble.routing import gateway_router
+from kvist.config import RouterConfig
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.prompt import Prompts
 from kvist.gateway.server import Gateway, serve
 from kvist.gateway.settings import Settings, Timeouts
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.node.http.tokens import Tokens
-from kvist.router.plain import LeastBooked
+from kvist.router.conductor import KvistRouter
 from kvist.testing.stub_engine import StubEngine
 
 LIMIT_S = 20.0
@@ -31,7 +33,7 @@ class Running:
     """A gateway that serves; `router` is the one it asks."""
 
     port: int
-    router: LeastBooked
+    router: KvistRouter
     stop: Callable[[], None]
     leaked: list[str] = field(default_factory=list)
 
@@ -147,7 +149,7 @@ def serving(
 ) -> Iterator[Running]:
     """A gateway in front of engines; no booking may be open when it ends."""
     listener = socket.create_server(("127.0.0.1", 0))
-    router = LeastBooked()
+    router = small_router()
     gateway = Gateway(
         urls=tuple(e if isinstance(e, str) else e.url for e in engines),
         router=router,
@@ -184,6 +186,11 @@ def serving(
         assert not thread.is_alive(), "the gateway does not end"
 
 
+def small_router() -> KvistRouter:
+    """A router as `kvist gateway` has it."""
+    return gateway_router(RouterConfig(), 16, bytes(32))
+
+
 def eventually(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     """Waits for what another thread or process brings about."""
     until = time.monotonic() + limit_s
@@ -204,4 +211,4 @@ def stats(engine: StubEngine) -> dict[str, Any]:
 
 def alone(engine: StubEngine, path: str, body: dict[str, Any]) -> Stream:
     """What an engine says without a gateway."""
-    return Running(engine.port, LeastBooked(), lambda: None).stream(path, body)
+    return Running(engine.port, small_router(), lambda: None).stream(path, body)

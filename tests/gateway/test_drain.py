@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_thread import LIMIT_S, Running, alone, eventually, read_stream, serving
+from gateway_thread import LIMIT_S, Running, alone, eventually, read_stream, serving, small_router
 
 from kvist.cli.main import main
-from kvist.router.plain import LeastBooked
 from kvist.testing.stub_engine import Pace, StubEngine
 
 COMPLETIONS = "/v1/completions"
@@ -35,7 +34,7 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], Running]]:
         assert child.stdout is not None
         line = child.stdout.readline()
         assert line.startswith("kvist: ready on http://"), child.communicate()
-        yield child, Running(int(line.rsplit(":", 1)[1]), LeastBooked(), lambda: None)
+        yield child, Running(int(line.rsplit(":", 1)[1]), small_router(), lambda: None)
     finally:
         child.kill()
         child.communicate()
@@ -70,7 +69,8 @@ def check_record(gateway: subprocess.Popen[str], engine: StubEngine) -> None:
     record = json.loads(lines[-1].split(" INFO ", 1)[1])
     assert (record["outcome"], record["output_tokens"]) == ("ok", 60)
     assert record["replicas"] == [engine.url]
-    assert record["reasons"] == ["fewest requests"]
+    (reason,) = record["reasons"]
+    assert reason.startswith("kvist: queue 0.000 s, serve ")
     assert 0 < record["ttft_s"] < record["took_s"]
 
 

@@ -64,9 +64,9 @@ class RouterConfig(Section, frozen=True):
     ] = "predictive"
     ttft_s: Annotated[
         float, Meta(gt=0, description="Limit of the time to the first token that is promised.")
-    ] = 30.0
+    ] = 60.0
     tbt_s: Annotated[float, Meta(gt=0, description="Limit of a decode step that is promised.")] = (
-        0.1
+        1.0
     )
     prefill_tokens_per_s: Annotated[
         float,

@@ -154,7 +154,7 @@ class Relay:
             raise Broken(f"it answered {reply.status}", reply=reply)
         if client.has_begun:
             raise unmet(f"the stream broke, and another replica answered {reply.status}")
-        self._first(call, choice)
+        call.record.ttft_s = self._clock() - call.began_s  # the router learns from streams only
         self._count(call, _usage(reply))
         await _send(client, reply)
 
