@@ -87,7 +87,7 @@ def test_line_of_the_log_says_all_and_nothing_of_the_text(
         }.items()
     )
     (reason,) = record["reasons"]
-    assert reason.startswith("kvist: queue 0.000 s, serve ")
+    assert reason.startswith("round-robin: queue 0.000 s, serve ")
     assert record["ttft_s"] > 0
     assert record["predicted_ttft_s"] > 0
 

@@ -134,6 +134,7 @@ class _Answer:
         self._body, self._is_chat = body, is_chat
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{random.getrandbits(64):016x}"
         self._created = int(time.time())
+        self._count = int(body.get("n") or 1)
         self._said = self._offset = 0
 
     def role(self) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class _Answer:
 
     def events(self, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
         """An event of some tokens, for each choice."""
-        for index in range(self._body.get("n") or 1):
+        for index in range(self._count):
             yield self._chunk([self._choice(index, steps)])
         self._said += len(steps)
 
@@ -163,7 +164,7 @@ class _Answer:
         choices = [
             {"index": i, "finish_reason": last.finish, "stop_reason": last.stop, "logprobs": None}
             | said
-            for i in range(self._body.get("n") or 1)
+            for i in range(self._count)
         ]
         self._said = len(steps)
         kind = "chat.completion" if self._is_chat else "text_completion"
@@ -201,7 +202,7 @@ class _Answer:
 
     def _usage(self) -> dict[str, int]:
         prompt = len(self.request.tokens)
-        completion = self._said * (self._body.get("n") or 1)
+        completion = self._said * self._count
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -227,7 +228,7 @@ def _read(body: dict[str, Any], *, is_chat: bool) -> Request:
     temperature = body.get("temperature")
     return Request(
         tokens,
-        min(limit, _MOST_TOKENS),
+        min(int(limit), _MOST_TOKENS),
         temperature=1.0 if temperature is None else temperature,
         seed=body.get("seed"),
         penalised=bool(body.get("frequency_penalty") or body.get("presence_penalty")),
