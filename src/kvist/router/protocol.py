@@ -76,7 +76,7 @@ class Refused:
     """A request that is not served: HTTP 429, or 503 for `no-replica`.
 
     Attributes:
-        reason: `ttft`, `tbt` or `deadline` (predicted to miss it), or `no-replica`.
+        reason: `ttft`, `tbt` or `deadline` (predicted to miss it), `no-replica`, or `queue-full`.
         retry_after_s: when asking again may help.
     """
 

@@ -1,15 +1,19 @@
-"""Three small traces in the layout of the public ones."""
+"""Three small traces in the layout of the public ones; lets tests import `small_cluster`."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvist.sim.routing.setting import ALL_TRAFFIC, Traffic
+
+if (folder := str(Path(__file__).resolve().parents[1] / "des")) not in sys.path:
+    sys.path.insert(0, folder)
 
 
 def _write(path: Path, traffic: Traffic, *, sessions: int, turns: int, block_tokens: int) -> None:
