@@ -11,7 +11,16 @@ import pytest
 from kvist.bench.environments import PEERS_VARIABLE
 from kvist.bench.index.__main__ import main
 from kvist.bench.index.report import MARK, rows, with_section
-from kvist.bench.index.run import ALL_CORES, DYNAMO, ENGINES, KVIST, ONE_CORE, Outcome, Settings
+from kvist.bench.index.run import (
+    ALL_CORES,
+    DYNAMO,
+    ENGINES,
+    KVIST,
+    ONE_CORE,
+    SEVERAL,
+    Outcome,
+    Settings,
+)
 from kvist.bench.samples import Machine
 
 MACHINE = Machine("cpu", 2, 1 << 30, "6", "3.11", {}, "abc", 0.0)
@@ -23,7 +32,8 @@ def _outcome(ours: float, theirs: float) -> Outcome:
     def figures(value: float) -> dict[str, list[float]]:
         return {name: [value] * 200 for name in NAMES}
 
-    sides = {KVIST: figures(ours), ENGINES: figures(ours), DYNAMO: figures(theirs)}
+    sides = {name: figures(ours) for name in (KVIST, SEVERAL, ENGINES)}
+    sides[DYNAMO] = figures(theirs)
     return Outcome(MACHINE, Settings(), {ONE_CORE: sides, ALL_CORES: sides}, {})
 
 
@@ -38,7 +48,7 @@ def test_every_figure_of_kvist_is_measured_without_its_peer(
     assert "dynamo: not measured: no environment" in capsys.readouterr().out
     kept = msgspec.json.decode(file.read_bytes(), type=Outcome)
     for way in (ONE_CORE, ALL_CORES):
-        assert set(kept.figures[way]) == {KVIST, ENGINES}
+        assert set(kept.figures[way]) == {KVIST, SEVERAL, ENGINES}
         for contender, name in ((KVIST, n) for n in (*NAMES, "match_many_s")):
             assert len(kept.figures[way][contender][name]) >= 1, (contender, name)
     assert page.read_text().startswith(f"# Text\n\n{MARK}\n\nMedian")

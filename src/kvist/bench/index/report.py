@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvist.bench.index.run import ALL_CORES, DYNAMO, ENGINES, KVIST, ONE_CORE, Outcome
+from kvist.bench.index.run import ALL_CORES, DYNAMO, ENGINES, KVIST, ONE_CORE, SEVERAL, Outcome
 
 MARK = (
     "<!-- Below: written by `python -m kvist.bench.index --page` from bench/results/index.json. -->"
@@ -27,6 +27,7 @@ def _bytes(size_bytes: float) -> str:
 # Title, whose figure beside Dynamo's, its name, and how it is shown.
 _ROWS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("blocks applied, hashed before, 16 an event", KVIST, "entry_s", _rate),
+    ("blocks applied, Kvist's messages carrying 16 such events", SEVERAL, "entry_s", _rate),
     ("blocks applied, Kvist hashing their tokens too", ENGINES, "entry_s", _rate),
     ("match of a prompt, one worker holds all", KVIST, "match_one_s", _milliseconds),
     ("match, nobody holds any", KVIST, "match_none_s", _milliseconds),

@@ -16,7 +16,7 @@ from kvist.bench.environments import SETUP_SCRIPT, peer_python
 from kvist.bench.machine import describe_machine, load
 from kvist.bench.samples import Machine
 
-KVIST, ENGINES, DYNAMO = "kvist", "kvist-engines", "dynamo"
+KVIST, SEVERAL, ENGINES, DYNAMO = "kvist", "kvist-several", "kvist-engines", "dynamo"
 ONE_CORE, ALL_CORES = "one core", "all cores"
 _DRIVERS = Path(__file__).with_name("drivers")
 _RUN_S = 900.0
@@ -77,6 +77,7 @@ def _contenders(missing: dict[str, str]) -> Iterator[_Contender]:
     else:
         yield _Contender(DYNAMO, python, "dynamo_driver.py", "nodes")
     yield _Contender(KVIST, Path(sys.executable), "kvist_driver.py", "nodes")
+    yield _Contender(SEVERAL, Path(sys.executable), "kvist_driver.py", "several")
     yield _Contender(ENGINES, Path(sys.executable), "kvist_driver.py", "engines")
 
 

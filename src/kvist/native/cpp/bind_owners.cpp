@@ -23,7 +23,8 @@ namespace {
 using namespace kvist::owners;
 using kvist::View;
 
-constexpr std::size_t kAhead = 16;  // look-ups whose cache misses overlap
+constexpr std::size_t kAhead = 16;      // look-ups whose cache misses overlap
+constexpr std::size_t kKeysAhead = 96;  // far enough that the next page's address is there, too
 constexpr std::int64_t kMostSources = kNobody, kMostTiers = 1 << 16;
 
 struct LockedTable {
@@ -59,7 +60,7 @@ class Keys {
     std::vector<Key> out;
     out.reserve(count_);
     for (std::size_t i = 0; i < count_; ++i) {
-      announce(i + kAhead);
+      announce(i + kKeysAhead);
       out.push_back(key_of(items_[i]));
     }
     return out;
@@ -164,11 +165,12 @@ nb::list find(LockedTable& table, nb::handle key) {
   return listed(owners_of(table, key_of(key.ptr()).data));
 }
 
-// Walks along keys as long as anybody goes on. `key_at(i)` may throw.
+// Walks along keys as long as anybody goes on. `key_at(i)` may throw; it needs no GIL, since bytes
+// never change.
 template <typename KeyAt, typename Announce>
 void walk(OwnerTable& owners, Reach& reach, std::size_t count, KeyAt key_at, Announce announce) {
   for (std::size_t i = 0; i < count; ++i) {
-    announce(i + kAhead);
+    announce(i + kKeysAhead);
     if (reach.searched() && i + 2 < count) owners.announce(key_at(i + 2));
     if (!reach.step(owners, key_at(i))) return;
   }
@@ -213,12 +215,12 @@ nb::list reach(LockedTable& table, nb::handle sequence, const Readers& readers,
 
 nb::list reach_many(LockedTable& table, nb::handle requests, const Readers& readers,
                     const std::vector<u16>& levels) {
-  nb::list held;  // tuples cannot change while the GIL is released
-  std::vector<std::vector<Key>> prefixes;
+  std::vector<Keys> prefixes;
   std::vector<Reach> found;
   for (nb::handle sequence : requests) {
-    held.append(nb::steal(PySequence_Tuple(sequence.ptr())));
-    prefixes.push_back(Keys(held[held.size() - 1]).all());
+    const nb::object fixed = nb::steal(PySequence_Tuple(sequence.ptr()));
+    if (!fixed.is_valid()) throw nb::python_error();
+    prefixes.emplace_back(fixed);  // a tuple cannot change while the GIL is released
     found.push_back(new_reach(readers, levels));
   }
   {
@@ -226,7 +228,8 @@ nb::list reach_many(LockedTable& table, nb::handle requests, const Readers& read
     const Locked locked(table.lock);
     for (std::size_t r = 0; r < prefixes.size(); ++r) {
       walk(table.owners, found[r], prefixes[r].size(),
-           [&](std::size_t i) { return prefixes[r][i].data; }, [](std::size_t) {});
+           [&](std::size_t i) { return prefixes[r][i].data; },
+           [&](std::size_t i) { prefixes[r].announce(i); });
     }
   }
   nb::list out;

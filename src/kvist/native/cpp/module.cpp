@@ -95,19 +95,34 @@ std::vector<std::uint64_t> checksum_variants(nb::handle data) {
 
 using TokenArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// Whether an int is stored in one piece, and which it is then: what nearly every token is.
+inline bool read_compact(PyObject* number, long long& value) {
+#if PY_VERSION_HEX >= 0x030C0000
+  const auto* as_int = reinterpret_cast<const PyLongObject*>(number);
+  if (!PyUnstable_Long_IsCompact(as_int)) return false;
+  value = PyUnstable_Long_CompactValue(as_int);
+  return true;
+#else
+  if (Py_SIZE(number) != 1) return false;
+  value = reinterpret_cast<const PyLongObject*>(number)->ob_digit[0];
+  return true;
+#endif
+}
+
 // The first `count` tokens of a sequence of integers.
 std::vector<std::uint32_t> read_tokens(PyObject* const* items, std::size_t count) {
   std::vector<std::uint32_t> out(count);
   for (std::size_t i = 0; i < count; ++i) {
     nb::object index;  // of what is no int, but stands for one
     PyObject* number = items[i];
+    long long token = 0;
+    int overflow = 0;
     if (!PyLong_CheckExact(number)) {
       index = nb::steal(PyNumber_Index(number));
       if (!index.is_valid()) throw nb::python_error();
       number = index.ptr();
     }
-    int overflow = 0;
-    const long long token = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (!read_compact(number, token)) token = PyLong_AsLongLongAndOverflow(number, &overflow);
     if (overflow != 0 || token < 0 || token > 0xFFFFFFFFLL) {
       PyErr_SetString(PyExc_OverflowError, "a token is not in the range of u32");
       throw nb::python_error();

@@ -132,6 +132,7 @@ class OwnerTable {
 
  private:
   static constexpr std::size_t kFirstSlots = 1024, kChunk = 1024;
+  static constexpr u32 kEntriesAhead = 64;
   static constexpr u32 kIdBits = 25, kIdMask = (1u << kIdBits) - 1;
   static constexpr u32 kFree = 0xffffffff;  // in place of a set
 
@@ -178,6 +179,7 @@ class OwnerTable {
   // As `id_of`, but looks first beside the entry of the key before.
   u32 next_id(const u8* tag, u32 last) const {
     const u32 guess = last + 1;
+    if (last != kNone && guess + kEntriesAhead < ids_) __builtin_prefetch(&at(guess + kEntriesAhead));
     if (last != kNone && guess < ids_ && is_used(guess) &&
         std::memcmp(at(guess).key, tag, kTagBytes) == 0) {
       return guess;

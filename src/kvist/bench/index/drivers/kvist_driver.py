@@ -1,18 +1,21 @@
 """Kvist's `PrefixIndex`, from the bytes of messages on; its keys of blocks.
 
 Messages are those that Kvist nodes publish, with keys, or those of stock engines, with tokens that
-have yet to be hashed. Applying them includes watching their order and gaps.
+have yet to be hashed. Applying them includes watching their order and gaps. With several events a
+message or engines' events, nothing else is measured.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from workload import (  # type: ignore[import-not-found]
     BLOCK_TOKENS,
     EVENT_BLOCKS,
+    MESSAGE_EVENTS,
     Workload,
     answer,
     resident_bytes,
@@ -37,16 +40,17 @@ def _new_index(work: Workload) -> PrefixIndex:
     return index
 
 
-def _node_payload(keys: list[bytes], first: int, last: int) -> bytes:
-    above = keys[first - 1] if first else None
-    event = Stored(tuple(keys[first:last]), above, Tier.HBM)
-    return encode_payload([event], **_WRITTEN)
+def _node_payload(keys: list[bytes], firsts: Sequence[int]) -> bytes:
+    events = []
+    for first in firsts:
+        above = keys[first - 1] if first else None
+        events.append(Stored(tuple(keys[first : first + EVENT_BLOCKS]), above, Tier.HBM))
+    return encode_payload(events, **_WRITTEN)
 
 
-def _engine_payload(
-    worker: int, tokens: list[int], keys: list[bytes], first: int, last: int
-) -> bytes:
+def _engine_payload(worker: int, tokens: list[int], keys: list[bytes], first: int) -> bytes:
     """As vLLM writes it, the hashes being this worker's own."""
+    last = first + EVENT_BLOCKS
     hashes = [digest(b"%d" % worker + key) for key in keys[max(first - 1, 0) : last]]
     event = {
         "type": "BlockStored",
@@ -83,13 +87,14 @@ def _messages(work: Workload, keys: list[list[list[bytes]]]) -> list[_Message]:
     for worker, prompts in enumerate(keys):
         payloads = [] if work.events == "engines" else [encode_payload([Cleared()], **_WRITTEN)]
         for n, mine in enumerate(prompts):
-            for first in work.runs(n):
-                last = min(first + EVENT_BLOCKS, work.prompt_blocks)
-                if work.events == "engines":
-                    tokens = work.prompts[worker][n]
-                    payloads.append(_engine_payload(worker, tokens, mine, first, last))
-                else:
-                    payloads.append(_node_payload(mine, first, last))
+            runs = work.runs(n)
+            if work.events == "engines":
+                tokens = work.prompts[worker][n]
+                payloads += [_engine_payload(worker, tokens, mine, first) for first in runs]
+            else:
+                count = MESSAGE_EVENTS if work.events == "several" else 1
+                parts = [runs[i : i + count] for i in range(0, len(runs), count)]
+                payloads += [_node_payload(mine, part) for part in parts]
         topic = b"" if work.events == "engines" else topic_of(str(worker), 1)
         for number, payload in enumerate(payloads):
             found.append((str(worker), topic, number.to_bytes(NUMBER_BYTES, "big"), payload))
@@ -108,12 +113,14 @@ def measure(work: Workload) -> dict[str, list[float]]:
         worker, n = work.ask_of(sample)
         return index.match(keys[worker][n])
 
-    unknown = plain.keys(work.unknown)
     assert one(0), "what a worker holds is found"
+    if work.events != "nodes":
+        return found
+    unknown = plain.keys(work.unknown)
     assert index.match(unknown) == {}, "nobody holds what was never told"
     found["match_one_s"] = work.timed(one)
     found["match_none_s"] = work.timed(lambda _: index.match(unknown))
-    batch = [keys[worker][0] for worker in range(min(_BATCH, work.workers))]
+    batch = [tuple(keys[worker][0]) for worker in range(min(_BATCH, work.workers))]
     many = work.timed(lambda _: index.match_many(batch))
     found["match_many_s"] = [took_s / len(batch) for took_s in many]
     first = keys[0][0]

@@ -18,6 +18,7 @@ import numpy as np
 
 BLOCK_TOKENS = 16
 EVENT_BLOCKS = 16
+MESSAGE_EVENTS = 16  # of a message that carries several
 _VOCABULARY = 128_256
 _SEED = 0
 
@@ -31,7 +32,8 @@ class Workload:
         Args:
             settings: `workers`, `entries` (about how many blocks they hold together),
                 `prompt_blocks`, `shared_blocks`, `samples`; `cores` to run on, all if empty;
-                `events` of whom, `nodes` or `engines`, for a driver that knows both.
+                `events`: `nodes` (keys), `engines` (tokens), or `several` (keys, several events
+                a message), for a driver that knows them.
         """
         self.events: str = settings["events"]
         if settings["cores"]:
