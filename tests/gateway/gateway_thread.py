@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
-from kvist.assemble.routing import gateway_router
+from kvist.assemble.routing import gateway_router, queue_of
 from kvist.config import RouterConfig
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.prompt import Prompts
@@ -153,6 +153,7 @@ def serving(
     gateway = Gateway(
         urls=tuple(e if isinstance(e, str) else e.url for e in engines),
         router=router,
+        queue=queue_of(RouterConfig()),
         prompts=prompts or Prompts(None, None),
         limits=limits or TenantLimits(),
         tracer=tracer or NoTracer(),
@@ -187,7 +188,7 @@ def serving(
 
 
 def small_router() -> KvistRouter:
-    """A router as `kvist gateway` has it, but that it chooses in an order which tests can foresee."""
+    """A router as `kvist gateway` has it, but that it chooses in an order that tests foresee."""
     return gateway_router(RouterConfig(policy="round-robin"), 16, bytes(32))
 
 

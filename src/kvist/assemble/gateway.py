@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from kvist.assemble.routing import gateway_router
+from kvist.assemble.routing import gateway_router, queue_of
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
 from kvist.core.keys import RequestScope, seed_bytes
@@ -40,11 +40,12 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
     gateway = Gateway(
         urls=replica_urls(wanted),
         router=gateway_router(config.router, config.block_tokens, fingerprint),
+        queue=queue_of(config.router),
         prompts=_prompts(wanted, config.block_tokens, fingerprint),
         limits=_limits(wanted.limits),
         tracer=_tracer(wanted.otlp_endpoint),
         tokens=_tokens(wanted),
-        settings=_settings(wanted),
+        settings=_settings(wanted, config.router.hold_s),
         version=metadata.version("kvist"),
         tls=_tls(wanted),
     )
@@ -77,7 +78,7 @@ def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
     return urls
 
 
-def _settings(wanted: GatewayConfig) -> Settings:
+def _settings(wanted: GatewayConfig, hold_s: float) -> Settings:
     limits: GatewayLimitsConfig = wanted.limits
     key_file = wanted.engine_key_file
     return Settings(
@@ -85,6 +86,7 @@ def _settings(wanted: GatewayConfig) -> Settings:
         attempts=wanted.attempts,
         leave_s=wanted.leave_s,
         drain_s=wanted.drain_s,
+        hold_s=hold_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
         timeouts=_timeouts(wanted.timeouts),

@@ -7,17 +7,18 @@ from http import HTTPStatus
 import msgspec
 
 from kvist.core.errors import KvistError
+from kvist.router.protocol import Refused
 
 _MOST_CHARS = 500
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """What OpenAI's clients read of a fault."""
+    """What OpenAI's clients read of a fault. `code`: a word of ours, or an engine's number."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | None = None
+    code: str | int | None = None
 
 
 class FaultBody(msgspec.Struct, frozen=True):
@@ -84,4 +85,14 @@ def unmet(message: str, retry_after_s: float | None = None) -> Fault:
     """No replica could serve it."""
     return Fault(
         HTTPStatus.SERVICE_UNAVAILABLE, message, code="unavailable", retry_after_s=retry_after_s
+    )
+
+
+def overloaded(refused: Refused) -> Fault:
+    """The router, or the queue before it, has refused a request."""
+    return Fault(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"the engines are too busy to serve it in time ({refused.reason})",
+        code="overloaded",
+        retry_after_s=refused.retry_after_s,
     )

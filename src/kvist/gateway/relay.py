@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -15,7 +14,7 @@ from kvist.core.errors import FormatError
 from kvist.gateway.ask import Asked
 from kvist.gateway.client import Client
 from kvist.gateway.delivered import Delivered, Usage
-from kvist.gateway.faults import Fault, unmet
+from kvist.gateway.faults import Fault, overloaded, unmet
 from kvist.gateway.handing import Handing, closing
 from kvist.gateway.record import Record
 from kvist.gateway.replicas import Replicas
@@ -23,6 +22,7 @@ from kvist.gateway.resume import Plan, Way, plan_next, tracks, with_ids
 from kvist.gateway.settings import Settings
 from kvist.gateway.sse import EventCutter
 from kvist.gateway.upstream import OK, Attempt, Broken, Reply
+from kvist.gateway.waiting import Waiting
 from kvist.router.protocol import Ask, Choice, Refused, Router
 
 # Another replica may do better.
@@ -53,12 +53,18 @@ class Relay:
         self,
         router: Router,
         replicas: Replicas,
+        waiting: Waiting,
         session: aiohttp.ClientSession,
         settings: Settings,
         clock: Callable[[], float],
     ) -> None:
         """`clock` is the event loop's."""
-        self._router, self._replicas, self._session = router, replicas, session
+        self._router, self._replicas, self._waiting, self._session = (
+            router,
+            replicas,
+            waiting,
+            session,
+        )
         self._settings, self._limits, self._clock = settings, settings.timeouts, clock
 
     async def serve(self, call: Call, client: Client) -> None:
@@ -71,6 +77,7 @@ class Relay:
         tracked = tracks(call.asked, self._settings.migrate)
         body = with_ids(call.asked) if tracked else call.body
         plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
+        await self._waiting.turn(call.ask)
         for attempt in range(1, self._settings.attempts + 1):
             try:
                 with self._booked(call) as choice:
@@ -224,12 +231,7 @@ class Relay:
 def _refused(refused: Refused) -> Fault:
     if refused.reason == "no-replica":
         return unmet("no replica is up", refused.retry_after_s)
-    return Fault(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"the engines are too busy to serve it in time ({refused.reason})",
-        code="overloaded",
-        retry_after_s=refused.retry_after_s,
-    )
+    return overloaded(refused)
 
 
 def _usage(reply: Reply) -> Usage | None:

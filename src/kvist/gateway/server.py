@@ -27,7 +27,9 @@ from kvist.gateway.settings import Settings
 from kvist.gateway.telemetry import Telemetry
 from kvist.gateway.tracer import Tracer
 from kvist.gateway.upstream import open_session
+from kvist.gateway.waiting import Waiting
 from kvist.node.http.tokens import Tokens
+from kvist.router.fairness import FairQueue
 from kvist.router.protocol import Router
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Gateway:
 
     urls: tuple[str, ...]
     router: Router
+    queue: FairQueue
     prompts: Prompts
     limits: TenantLimits
     tracer: Tracer
@@ -65,9 +68,12 @@ async def serve(
     async with open_session(settings) as session:
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
         replicas = Replicas(gateway.urls, gateway.router, session, settings.timeouts, key)
+        waiting = Waiting(
+            gateway.queue, lambda now_s: gateway.router.has_room(now_s, settings.hold_s), loop.time
+        )
         telemetry = Telemetry(lambda: front.in_flight, lambda: gateway.router.booked)
         parts = Parts(
-            relay=Relay(gateway.router, replicas, session, settings, loop.time),
+            relay=Relay(gateway.router, replicas, waiting, session, settings, loop.time),
             replicas=replicas,
             prompts=gateway.prompts,
             limits=gateway.limits,

@@ -107,17 +107,17 @@ class KvistRouter:
             return refused or self._book(ask, selected, now_s)
 
     def has_room(self, now_s: float, most_queue_s: float) -> bool:
-        """Whether a replica that computes prompts has at most so much queued.
+        """Whether a replica that computes prompts has at most so much queued, or none is open.
 
         A gateway lets requests wait in a `FairQueue` while there is none: what waits at a replica
         can no longer be put in order.
         """
         with self._lock:
             count = len(self._replicas)
-            return any(
+            able = [r for r in self._replicas.values() if r.open and r.role != "decode"]
+            return not able or any(
                 r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= most_queue_s
-                for r in self._replicas.values()
-                if r.open and r.role != "decode"
+                for r in able
             )
 
     def joins(self, booking: int) -> Refused | None:

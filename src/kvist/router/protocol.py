@@ -91,6 +91,10 @@ class Router(Protocol):
         """Chooses and books in one step."""
         ...
 
+    def has_room(self, now_s: float, most_queue_s: float) -> bool:
+        """Whether a replica has at most so much queued; yes where none could be chosen."""
+        ...
+
     def first_token(self, booking: int, now_s: float) -> None:
         """The prompt was computed. Unknown and finished bookings are ignored, here and below."""
         ...

@@ -45,7 +45,7 @@ def serve(router: KvistRouter, name: str, now_s: float, text: str = "shared") ->
     return found.replica, found.hit_tokens
 
 
-def test_it_learns(prefixes: IndexedPrefixes) -> None:
+def test_router_tells_it_of_choices(prefixes: IndexedPrefixes) -> None:
     assert isinstance(prefixes, LearnsChoices)
 
 

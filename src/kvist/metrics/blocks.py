@@ -1,33 +1,12 @@
-"""Every metric that Kvist exports, named once; `docs/metrics.md` is generated from here."""
+"""What moves and keeps blocks: connectors, store, tiers, nodes and their cluster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from kvist.metrics.kinds import Kind, Metric
 
+_C, _G = Kind.COUNTER, Kind.GAUGE
 
-class Kind(Enum):
-    """How a metric's value moves."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric's name as Prometheus shows it, its unit, meaning and label names."""
-
-    name: str
-    kind: Kind
-    unit: str
-    description: str
-    labels: tuple[str, ...] = ()
-
-
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
-
-METRICS: tuple[Metric, ...] = (
+BLOCKS: tuple[Metric, ...] = (
     Metric(
         "kvist_blocks_queried_total", _C, "blocks", "Whole blocks of prompts that were looked up."
     ),
@@ -181,34 +160,6 @@ METRICS: tuple[Metric, ...] = (
         "blocks",
         "Beliefs taken back because the holder said that it has no such block.",
     ),
-    Metric(
-        "kvist_router_index_blocks",
-        _G,
-        "blocks",
-        "Blocks that some replica is believed or predicted to have.",
-    ),
-    Metric("kvist_router_index_bytes", _G, "bytes", "Memory that the router's index takes."),
-    Metric(
-        "kvist_router_index_evicted_total",
-        _C,
-        "blocks",
-        "Blocks that the router's index forgot because it was full.",
-    ),
-    Metric(
-        "kvist_router_index_predicted_total",
-        _C,
-        "blocks",
-        "Blocks that a chosen replica was predicted to have soon.",
-    ),
-    Metric(
-        "kvist_router_index_left_out_total",
-        _C,
-        "blocks",
-        "Blocks in engines' events that no key could be given: the parent is not known (orphan), "
-        "images or an unknown adapter are in it (unnamed), the engine has another block size "
-        "(block_size), it is no whole block (partial), or it keeps no whole prefix (group).",
-        ("reason",),
-    ),
     Metric("kvist_event_batches_total", _C, "batches", "Batches of KV events that were applied."),
     Metric("kvist_event_gaps_total", _C, "gaps", "Losses in streams of other nodes, asked for."),
     Metric(
@@ -349,66 +300,4 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvist_node_leases", _G, "leases", "Leases that engines hold at a node."),
     Metric("kvist_node_pinned_blocks", _G, "blocks", "Blocks that are pinned in a node's DRAM."),
     Metric("kvist_node_dirty_blocks", _G, "blocks", "Blocks that a node has yet to write below."),
-    Metric(
-        "kvist_gateway_requests_total",
-        _C,
-        "requests",
-        "Requests that are over, by how they ended: ok, refused, invalid, failed, cancelled.",
-        ("endpoint", "outcome"),
-    ),
-    Metric(
-        "kvist_gateway_requests_in_flight", _G, "requests", "Requests that a gateway is serving."
-    ),
-    Metric(
-        "kvist_gateway_bookings",
-        _G,
-        "bookings",
-        "Requests that a gateway's router has in its books.",
-    ),
-    Metric("kvist_gateway_prompt_tokens_total", _C, "tokens", "Tokens of prompts.", ("tenant",)),
-    Metric("kvist_gateway_output_tokens_total", _C, "tokens", "Tokens of answers.", ("tenant",)),
-    Metric(
-        "kvist_gateway_hit_tokens_total",
-        _C,
-        "tokens",
-        "Tokens of prompts that the router expected in a cache of the replica it chose.",
-        ("tenant",),
-    ),
-    Metric(
-        "kvist_gateway_broken_attempts_total",
-        _C,
-        "attempts",
-        "Attempts at requests that a replica did not bring to an end.",
-        ("replica",),
-    ),
-    Metric(
-        "kvist_gateway_resumed_total",
-        _C,
-        "requests",
-        "Requests that went on at another replica: sent again, continued or replayed.",
-        ("way",),
-    ),
-    Metric(
-        "kvist_gateway_ttft_seconds",
-        _H,
-        "seconds",
-        "Time from a request's head to its stream's first token, at the gateway.",
-        ("endpoint",),
-    ),
-    Metric(
-        "kvist_gateway_ttft_error_seconds",
-        _H,
-        "seconds",
-        "How far the router's predicted TTFT was off, where it predicted one.",
-        ("endpoint",),
-    ),
-    Metric(
-        "kvist_gateway_request_seconds",
-        _H,
-        "seconds",
-        "Time from a request's head to its answer's end, at the gateway.",
-        ("endpoint",),
-    ),
 )
-
-BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -1,0 +1,86 @@
+"""Where requests wait while every replica has enough queued, so that they go on in fair order.
+
+What waits at an engine can no longer be put in order. So a request is let on when a replica has
+room, and the next when that one is in the router's books: who is let on goes to a replica in the
+same turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvist.gateway.faults import overloaded
+from kvist.router.fairness import FairQueue
+from kvist.router.protocol import Ask, Refused
+
+_LOOK_S = 0.02  # room comes with time, too
+
+
+class Waiting:
+    """The requests of one gateway that wait. For one event loop."""
+
+    def __init__(
+        self, queue: FairQueue, has_room: Callable[[float], bool], clock: Callable[[], float]
+    ) -> None:
+        """`has_room` says whether a replica may get one more now; `clock` is the router's."""
+        self._queue, self._has_room, self._clock = queue, has_room, clock
+        self._numbers = itertools.count(1)
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._going: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._turns)
+
+    async def turn(self, ask: Ask) -> None:
+        """Returns when a request may go on; its replica is then to be chosen without awaiting.
+
+        Raises:
+            Fault: 429, too many wait, or it would be too late.
+        """
+        if not self._turns and self._has_room(self._clock()):
+            return
+        name = str(next(self._numbers))  # clients name requests as they like
+        refused = self._queue.offer(replace(ask, request=name), ask.prompt_tokens)
+        if refused is not None:
+            raise overloaded(refused)
+        turn = self._turns[name] = asyncio.get_running_loop().create_future()
+        self._look()
+        try:
+            await turn
+        finally:
+            del self._turns[name]
+            self._queue.remove(name)
+            if self._going == name:
+                self._going = None
+                asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Lets the next one go on, if there is room."""
+        now_s = self._clock()
+        for late in self._queue.expire(now_s):
+            self._end(late.request, overloaded(Refused("deadline", 0.0)))
+        while self._going is None and len(self._queue) and self._has_room(now_s):
+            found = self._queue.take()
+            if found is not None and self._end(found.request, None):
+                self._going = found.request
+        if len(self._queue) and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _end(self, name: str, error: Exception | None) -> bool:
+        turn = self._turns.get(name)
+        if turn is None or turn.done():  # its client left
+            return False
+        if error is None:
+            turn.set_result(None)
+        else:
+            turn.set_exception(error)
+        return True

@@ -1,0 +1,98 @@
+"""What stands before engines: the router and the gateway."""
+
+from __future__ import annotations
+
+from kvist.metrics.kinds import Kind, Metric
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+FRONT: tuple[Metric, ...] = (
+    Metric(
+        "kvist_router_index_blocks",
+        _G,
+        "blocks",
+        "Blocks that some replica is believed or predicted to have.",
+    ),
+    Metric("kvist_router_index_bytes", _G, "bytes", "Memory that the router's index takes."),
+    Metric(
+        "kvist_router_index_evicted_total",
+        _C,
+        "blocks",
+        "Blocks that the router's index forgot because it was full.",
+    ),
+    Metric(
+        "kvist_router_index_predicted_total",
+        _C,
+        "blocks",
+        "Blocks that a chosen replica was predicted to have soon.",
+    ),
+    Metric(
+        "kvist_router_index_left_out_total",
+        _C,
+        "blocks",
+        "Blocks in engines' events that no key could be given: the parent is not known (orphan), "
+        "images or an unknown adapter are in it (unnamed), the engine has another block size "
+        "(block_size), it is no whole block (partial), or it keeps no whole prefix (group).",
+        ("reason",),
+    ),
+    Metric(
+        "kvist_gateway_requests_total",
+        _C,
+        "requests",
+        "Requests that are over, by how they ended: ok, refused, invalid, failed, cancelled.",
+        ("endpoint", "outcome"),
+    ),
+    Metric(
+        "kvist_gateway_requests_in_flight", _G, "requests", "Requests that a gateway is serving."
+    ),
+    Metric(
+        "kvist_gateway_bookings",
+        _G,
+        "bookings",
+        "Requests that a gateway's router has in its books.",
+    ),
+    Metric("kvist_gateway_prompt_tokens_total", _C, "tokens", "Tokens of prompts.", ("tenant",)),
+    Metric("kvist_gateway_output_tokens_total", _C, "tokens", "Tokens of answers.", ("tenant",)),
+    Metric(
+        "kvist_gateway_hit_tokens_total",
+        _C,
+        "tokens",
+        "Tokens of prompts that the router expected in a cache of the replica it chose.",
+        ("tenant",),
+    ),
+    Metric(
+        "kvist_gateway_broken_attempts_total",
+        _C,
+        "attempts",
+        "Attempts at requests that a replica did not bring to an end.",
+        ("replica",),
+    ),
+    Metric(
+        "kvist_gateway_resumed_total",
+        _C,
+        "requests",
+        "Requests that went on at another replica: sent again, continued or replayed.",
+        ("way",),
+    ),
+    Metric(
+        "kvist_gateway_ttft_seconds",
+        _H,
+        "seconds",
+        "Time from a request's head to its stream's first token, at the gateway.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvist_gateway_ttft_error_seconds",
+        _H,
+        "seconds",
+        "How far the router's predicted TTFT was off, where it predicted one.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvist_gateway_request_seconds",
+        _H,
+        "seconds",
+        "Time from a request's head to its answer's end, at the gateway.",
+        ("endpoint",),
+    ),
+)
