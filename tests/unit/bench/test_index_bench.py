@@ -25,7 +25,15 @@ from kvist.bench.samples import Machine
 
 MACHINE = Machine("cpu", 2, 1 << 30, "6", "3.11", {}, "abc", 0.0)
 SMALL = ["--workers", "3", "--entries", "600", "--prompt-blocks", "100", "--shared-blocks", "20"]
-NAMES = ("entry_s", "entry_bytes", "match_one_s", "match_none_s", "match_all_s", "hash_s")
+NAMES = (
+    "entry_s",
+    "entry_cpu_s",
+    "entry_bytes",
+    "match_one_s",
+    "match_none_s",
+    "match_all_s",
+    "hash_s",
+)
 
 
 def _outcome(ours: float, theirs: float) -> Outcome:

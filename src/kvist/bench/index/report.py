@@ -27,8 +27,11 @@ def _bytes(size_bytes: float) -> str:
 # Title, whose figure beside Dynamo's, its name, and how it is shown.
 _ROWS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("blocks applied, hashed before, 16 an event", KVIST, "entry_s", _rate),
+    ("the same by CPU time", KVIST, "entry_cpu_s", _rate),
     ("blocks applied, Kvist's messages carrying 16 such events", SEVERAL, "entry_s", _rate),
+    ("the same by CPU time", SEVERAL, "entry_cpu_s", _rate),
     ("blocks applied, Kvist hashing their tokens too", ENGINES, "entry_s", _rate),
+    ("the same by CPU time", ENGINES, "entry_cpu_s", _rate),
     ("match of a prompt, one worker holds all", KVIST, "match_one_s", _milliseconds),
     ("match, nobody holds any", KVIST, "match_none_s", _milliseconds),
     ("match, every worker holds all", KVIST, "match_all_s", _milliseconds),

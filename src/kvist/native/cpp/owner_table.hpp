@@ -132,7 +132,7 @@ class OwnerTable {
 
  private:
   static constexpr std::size_t kFirstSlots = 1024, kChunk = 1024;
-  static constexpr u32 kEntriesAhead = 64;
+  static constexpr u32 kEntriesAhead = 64, kSlotsAhead = 32;
   static constexpr u32 kIdBits = 25, kIdMask = (1u << kIdBits) - 1;
   static constexpr u32 kFree = 0xffffffff;  // in place of a set
 
@@ -298,6 +298,7 @@ class OwnerTable {
     while ((used_ + 1) * 2 > count) count *= 2;
     slots_ = HugeVector<u32>(count, kNone);
     for (u32 id = 0; id < ids_; ++id) {
+      if (id + kSlotsAhead < ids_) announce(at(id + kSlotsAhead).key);
       if (is_used(id)) put_in_slot(id);
     }
   }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 os.environ.setdefault("DYN_LOG", "error")
 
@@ -16,9 +15,9 @@ import dynamo._core as core  # type: ignore[import-not-found]
 from workload import (  # type: ignore[import-not-found]
     BLOCK_TOKENS,
     EVENT_BLOCKS,
+    Spent,
     Workload,
     answer,
-    resident_bytes,
 )
 
 _Prompt = tuple[list[int], list[int]]  # hashes of the blocks' tokens, numbers of the blocks
@@ -56,14 +55,12 @@ def measure(work: Workload) -> dict[str, list[float]]:
         for n, prompt in enumerate(mine)
         for first in work.runs(n)
     ]
-    before = resident_bytes()
+    clock = Spent(work)
     tree = core.RadixTree()
-    began = time.perf_counter()
     for worker, event in events:
         tree.apply_event(worker, event)
     tree.find_matches(prompts[0][0][0][:1])
-    found = {"entry_s": [(time.perf_counter() - began) / work.entries]}
-    found["entry_bytes"] = [(resident_bytes() - before) / work.entries]
+    found: dict[str, list[float]] = clock.of_an_entry()
 
     def one(sample: int) -> object:
         worker, n = work.ask_of(sample)

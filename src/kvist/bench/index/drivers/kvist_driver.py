@@ -7,7 +7,6 @@ message or engines' events, nothing else is measured.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,9 +15,9 @@ from workload import (  # type: ignore[import-not-found]
     BLOCK_TOKENS,
     EVENT_BLOCKS,
     MESSAGE_EVENTS,
+    Spent,
     Workload,
     answer,
-    resident_bytes,
 )
 
 from kvist.cluster.wire import NUMBER_BYTES, decode_message, encode_payload, topic_of
@@ -66,20 +65,16 @@ def _engine_payload(worker: int, tokens: list[int], keys: list[bytes], first: in
     return msgspec.msgpack.encode([0.0, [event], 0])
 
 
-def _filled(
-    work: Workload, messages: list[_Message]
-) -> tuple[PrefixIndex, list[float], list[float]]:
-    """An index that has heard all; seconds and bytes of an entry."""
-    before = resident_bytes()
+def _filled(work: Workload, messages: list[_Message]) -> tuple[PrefixIndex, dict[str, list[float]]]:
+    """An index that has heard all; what an entry took."""
+    clock = Spent(work)
     index = _new_index(work)
-    began = time.perf_counter()
     for whose, topic, number, payload in messages:
         index.take(decode_message(topic, number, payload, source=whose), 0.0)
-    took_s = time.perf_counter() - began
-    used = resident_bytes() - before
+    spent = clock.of_an_entry()
     assert index.complete, "no message was lost"
     assert index.feed.counts.orphans == 0, "every parent was known"
-    return index, [took_s / work.entries], [used / work.entries]
+    return index, spent
 
 
 def _messages(work: Workload, keys: list[list[list[bytes]]]) -> list[_Message]:
@@ -105,9 +100,7 @@ def measure(work: Workload) -> dict[str, list[float]]:
     """Everything; seconds, bytes of an entry."""
     plain = PrefixIndex(block_tokens=BLOCK_TOKENS, fingerprint=_FINGERPRINT)
     keys = [[plain.keys(tokens) for tokens in prompts] for prompts in work.prompts]
-    found: dict[str, list[float]] = {}
-    messages = _messages(work, keys)
-    index, found["entry_s"], found["entry_bytes"] = _filled(work, messages)
+    index, found = _filled(work, _messages(work, keys))
 
     def one(sample: int) -> object:
         worker, n = work.ask_of(sample)

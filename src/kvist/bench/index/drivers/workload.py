@@ -88,6 +88,25 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class Spent:
+    """What applying events takes, from its making on: time, CPU time of all threads, memory."""
+
+    def __init__(self, work: Workload) -> None:
+        """Begins now."""
+        self._entries = work.entries
+        self._bytes = resident_bytes()
+        self._cpu_s = time.process_time()
+        self._began_s = time.perf_counter()
+
+    def of_an_entry(self) -> dict[str, list[float]]:
+        """Until now, of each block of a worker."""
+        took_s = time.perf_counter() - self._began_s
+        cpu_s = time.process_time() - self._cpu_s
+        used = resident_bytes() - self._bytes
+        figures = {"entry_s": took_s, "entry_cpu_s": cpu_s, "entry_bytes": used}
+        return {name: [value / self._entries] for name, value in figures.items()}
+
+
 def answer(measure: Callable[[Workload], dict[str, list[float]]]) -> None:
     """Measures by the settings in the first argument; prints JSON: seconds, or bytes, by name."""
     print(json.dumps(measure(Workload(json.loads(sys.argv[1])))))
