@@ -15,6 +15,7 @@ class Unit(enum.Enum):
     SECONDS = "seconds"
     RATE = "rate"  # 3.214 /s
     COUNT = "count"
+    NUMBER = "number"  # 7.90
 
 
 class Verdict(enum.Enum):

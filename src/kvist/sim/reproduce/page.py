@@ -128,7 +128,9 @@ def number(value: float, unit: Unit) -> str:
         return f"{value:.2f} s"
     if unit is Unit.RATE:
         return f"{value:.3f} /s"
-    return f"{value:,.0f}" if unit is Unit.COUNT else f"{value:.2f}x"
+    if unit is Unit.COUNT:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if unit is Unit.NUMBER else f"{value:.2f}x"
 
 
 def _claim(claim: Claim) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvist import __version__
 from kvist.core.errors import ConfigError, KvistError
+from kvist.sim.des.report import Report
 from kvist.sim.reproduce.outcome import Outcome
 from kvist.sim.reproduce.page import write_section
 from kvist.sim.routing.gateways import study as gateways_study
@@ -26,9 +27,14 @@ _RULES = "admission"
 _FAILED, _BAD_INPUT = 1, 2
 
 
-def studies(sizes: Sequence[int] = SIZES) -> list[Study]:
-    """All, in the order in which they run; `sizes` are of the clusters that compare policies."""
-    return [rules_study(), rates_study(), gateways_study(), policies_study(sizes)]
+def studies(sizes: Sequence[int] = SIZES, requests: int | None = None) -> list[Study]:
+    """All, in the order in which they run.
+
+    Args:
+        sizes: of the clusters that compare policies.
+        requests: of each trace that policies are compared on; None for all.
+    """
+    return [rules_study(), rates_study(), gateways_study(), policies_study(sizes, requests)]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,6 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"size of a cluster that compares policies; may be repeated (default: {SIZES})",
     )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="compare policies on the first N requests of each trace (default: all)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the swing (.png, .svg)")
     return parser
@@ -78,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> list[Study]:
-    known = {study.name: study for study in studies(tuple(args.nodes or SIZES))}
+    known = {study.name: study for study in studies(tuple(args.nodes or SIZES), args.requests)}
     for name in args.only or ():
         if name not in known:
             raise ConfigError(
@@ -90,6 +102,8 @@ def _wanted(args: argparse.Namespace) -> list[Study]:
 def _check(args: argparse.Namespace, wanted: Sequence[Study]) -> None:
     if any(nodes < 1 for nodes in args.nodes or ()):
         raise ConfigError("must be at least 1", path="--nodes")
+    if args.requests is not None and args.requests < 1:
+        raise ConfigError("must be at least 1", path="--requests")
     if args.plot is not None:
         check_plot(args.plot)
         if _RULES not in [study.name for study in wanted]:
@@ -111,8 +125,9 @@ def _run(args: argparse.Namespace, wanted: Sequence[Study]) -> int:
     return 0 if all(outcome.holds for outcome in outcomes) else _FAILED
 
 
-def _progress(run: Run, seconds: float) -> None:
-    print(f"{run.label}: {seconds:.1f} s", file=sys.stderr, flush=True)
+def _progress(run: Run, report: Report, seconds: float) -> None:
+    found = f"mean TTFT {report.ttft_s.mean:.3f} s, goodput {report.goodput_rps:.3f} /s"
+    print(f"{run.label}: {found} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
 def _record(outcomes: Sequence[Outcome]) -> dict[str, Any]:

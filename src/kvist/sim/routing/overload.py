@@ -57,9 +57,9 @@ def _conclude_rules(results: Results) -> Outcome:
                    paper / _PUBLISHED_REQUESTS, report.rejected / report.requests),
             Figure(f"{rule.value}: of these, prompts computed for nothing", Unit.COUNT, None, late),
             Figure(f"{rule.value}: goodput", Unit.RATE, None, report.goodput_rps),
-            Figure(f"{rule.value}: swing of prefill against decode, requests", Unit.RATIO, None,
+            Figure(f"{rule.value}: swing of prefill against decode, requests", Unit.NUMBER, None,
                    swings[rule].amplitude),
-            Figure(f"{rule.value}: correlation of prefill and decode", Unit.RATIO, None,
+            Figure(f"{rule.value}: correlation of prefill and decode", Unit.NUMBER, None,
                    swings[rule].correlation),
         ]  # fmt: skip
     rejected = [reports[rule].rejected for rule in RULES]

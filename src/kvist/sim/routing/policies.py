@@ -22,18 +22,22 @@ SHOWN = (*OTHERS, RouterKind.CACHE_AWARE, RouterKind.KVIST)
 SIZES = (BASE_NODES, 64)
 
 
-def study(sizes: Sequence[int] = SIZES) -> Study:
-    """All policies on all traffic at each size of the cluster."""
-    runs = [Run(t, r, n) for t in ALL_TRAFFIC for n in sizes for r in SHOWN]
-    return Study("policies", runs, lambda results: _conclude(results, sizes))
+def study(sizes: Sequence[int] = SIZES, requests: int | None = None) -> Study:
+    """All policies on all traffic at each size of the cluster.
+
+    Args:
+        requests: only so many of each trace's first; None for all.
+    """
+    runs = [Run(t, r, n, requests=requests) for t in ALL_TRAFFIC for n in sizes for r in SHOWN]
+    return Study("policies", runs, lambda results: _conclude(results, sizes, requests))
 
 
-def _conclude(results: Results, sizes: Sequence[int]) -> Outcome:
+def _conclude(results: Results, sizes: Sequence[int], requests: int | None) -> Outcome:
     figures: list[Figure] = []
     claims: list[Claim] = []
     for traffic in ALL_TRAFFIC:
         for nodes in sizes:
-            found = {router: results[Run(traffic, router, nodes)] for router in SHOWN}
+            found = {r: results[Run(traffic, r, nodes, requests=requests)] for r in SHOWN}
             figures += _figures(traffic, nodes, found)
             claims += _claims(traffic, nodes, found)
     return Outcome(
@@ -42,7 +46,8 @@ def _conclude(results: Results, sizes: Sequence[int]) -> Outcome:
         source="public traces, this simulator",
         setting="Replicas that prefill in chunks and decode, with a cache in HBM and 3 M tokens of "
         "DRAM each that peers may read. One gateway that knows what it booked. Every policy gets "
-        "the same requests at the same times, and the same knowledge of prefixes.",
+        "the same requests at the same times, and the same knowledge of prefixes."
+        + (f" The first {requests:,} requests of each trace." if requests else ""),
         figures=tuple(figures),
         claims=tuple(claims),
         disagreements=(

@@ -60,6 +60,7 @@ class Run:
         rate: times the traffic's rate.
         gateways: how many route at once.
         exchange_s: how often they tell each other.
+        requests: only so many of the trace's first; None for all.
     """
 
     traffic: Traffic
@@ -70,6 +71,7 @@ class Run:
     rate: float = 1.0
     gateways: int = 1
     exchange_s: float = 0.1
+    requests: int | None = None
 
     @property
     def label(self) -> str:
@@ -106,7 +108,9 @@ def cluster(run: Run) -> spec.ClusterSpec:
         admission=run.admission,
         routing=RoutingSpec(Knows.BOOKINGS, gateways=run.gateways, exchange_s=run.exchange_s),
         slo=spec.Slo(run.traffic.ttft_s, run.traffic.tbt_s),
-        arrivals=spec.ArrivalSpec(rate_scale=run.traffic.rate * run.rate * run.nodes / BASE_NODES),
+        arrivals=spec.ArrivalSpec(
+            rate_scale=run.traffic.rate * run.rate * run.nodes / BASE_NODES, limit=run.requests
+        ),
     )
 
 

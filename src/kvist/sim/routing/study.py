@@ -14,7 +14,7 @@ from kvist.sim.routing.setting import Run, measure
 from kvist.sim.traces import Trace
 
 Results = Mapping[Run, Report]
-Progress = Callable[[Run, float], None]
+Progress = Callable[[Run, Report, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def run_all(
 
     Args:
         folder: of the traces.
-        progress: gets a finished run and its seconds.
+        progress: gets a finished run, its report and its seconds.
 
     Raises:
         FormatError: a trace cannot be read; names file, line and field.
@@ -50,5 +50,5 @@ def run_all(
                 traces[file] = read_trace(folder / file)
             start = time.perf_counter()
             results[run] = measure(run, traces[file])
-            progress(run, time.perf_counter() - start)
+            progress(run, results[run], time.perf_counter() - start)
         yield study.conclude(results), results

@@ -15,12 +15,13 @@ def test_every_study_is_run_and_written(
     traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "r.json"
-    code = main(["--traces", str(traces), "--json", str(file), "--nodes", "4"])
+    code = main(["--traces", str(traces), "--json", str(file), "--nodes", "4", "--requests", "30"])
     assert code in (0, 1)  # small traces need not bear out every claim
     record = json.loads(file.read_text())
     assert [study["name"] for study in record["studies"]] == [s.name for s in studies()]
     out = capsys.readouterr()
     assert "conversation, 4 nodes, kvist: mean TTFT" in out.out
+    assert "The first 30 requests" in out.out
     assert out.err.count("conversation: dynamo, 4 nodes") == 1
     claims = [c["text"] for study in record["studies"] for c in study["claims"]]
     assert sum("least mean TTFT" in text for text in claims) == 3
@@ -46,6 +47,7 @@ def test_the_swing_is_drawn(traces: Path, tmp_path: Path) -> None:
     [
         (["--only", "magic"], "there is no study 'magic'; take admission"),
         (["--nodes", "0"], "--nodes: must be at least 1"),
+        (["--requests", "0"], "--requests: must be at least 1"),
         (["--traces", "nowhere"], "is not there"),
         (["--plot", "x.pdf"], "neither .png nor .svg"),
         (["--plot", "x.png", "--only", "overload"], "run it, too"),
