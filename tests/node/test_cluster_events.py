@@ -263,6 +263,18 @@ def test_port_that_others_can_reach_demands_a_secret() -> None:
         EventPorts(LOCAL, LOCAL, secret="short")
 
 
+def test_two_nodes_of_one_name_are_told_once(
+    open_node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b, newer = open_node("a"), open_node("b"), open_node("a")
+    step_until(lambda: "another node is called a" in caplog.text, a, b, newer)
+    for _ in range(10):
+        for node in (a, newer):
+            node.loop.look()
+            node.loop.step(0.005)
+    assert caplog.text.count("another node is called a") == 1
+
+
 def test_discovery_that_fails_is_counted_and_the_loop_goes_on(
     open_node: Callable[..., Node],
 ) -> None:

@@ -219,8 +219,14 @@ def test_incarnation_that_cannot_be_kept_is_the_clocks(tmp_path: Path) -> None:
         (["cluster.name=a b"], "cluster.name", "no name of a node"),
         (["peers.members=127.0.0.1:1"], "peers.members", "find each other"),
         (["cluster.events=tcp://10.0.0.1:5557"], "cluster.events", "can be reached by others"),
-        (["cluster.replay=tcp://*:0", "cluster.host=h"], "cluster.replay", "can be reached"),
+        (["cluster.replay=tcp://10.0.0.1:0"], "cluster.replay", "can be reached"),
         (["cluster.replay=tcp://0.0.0.0:0"], "cluster.replay", "cannot connect to"),
+        (
+            ["peers.listen=10.0.0.1:7077", "peers.token_file=env:TOKEN"],
+            "cluster.events",
+            "other hosts cannot connect",
+        ),
+        (["cluster.host=h"], "cluster.events", "other hosts cannot connect"),
         (["cluster.events=somewhere"], "cluster.events", "no endpoint"),
         (
             ["peers.listen=0.0.0.0:7077", "peers.token_file=env:TOKEN"],

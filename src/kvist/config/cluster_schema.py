@@ -135,14 +135,19 @@ def check_cluster(cluster: ClusterConfig, peers: PeersConfig) -> None:
             path="$.node.peers.members",
             remedy="set node.cluster.discovery=none, or no members",
         )
+    listens = peer_address(peers.listen, "listen")[0] if peers.listen else "localhost"
+    if not cluster.host:
+        _check_reachable(listens, "$.node.peers.listen")
     for knob in ("events", "replay"):
-        _check_endpoint(cluster, peers, knob)
-    if peers.listen and not cluster.host:
-        host, _ = peer_address(peers.listen, "listen")
-        _check_reachable(host, "$.node.peers.listen")
+        _check_endpoint(cluster, peers, knob, far=not is_loopback(cluster.host or listens))
 
 
-def _check_endpoint(cluster: ClusterConfig, peers: PeersConfig, knob: str) -> None:
+def _check_endpoint(cluster: ClusterConfig, peers: PeersConfig, knob: str, *, far: bool) -> None:
+    """`far`: whether nodes of other hosts are to reach this one.
+
+    Raises:
+        ConfigError: nobody could connect, or others could unproven.
+    """
     path, endpoint = f"$.node.cluster.{knob}", str(getattr(cluster, knob))
     parts = urlsplit(endpoint)
     if parts.scheme == "ipc":
@@ -151,6 +156,12 @@ def _check_endpoint(cluster: ClusterConfig, peers: PeersConfig, knob: str) -> No
         raise ConfigError(f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT")
     if not cluster.host:
         _check_reachable(parts.hostname, path)
+    if far and is_loopback(parts.hostname):
+        raise ConfigError(
+            f"other hosts cannot connect to {endpoint}, though they may to this node's blocks",
+            path=path,
+            remedy="write tcp://HOST:0 with an address that others can reach",
+        )
     if not is_loopback(parts.hostname) and not (cluster.secret_file or peers.token_file):
         raise ConfigError(
             f"{endpoint} can be reached by others",

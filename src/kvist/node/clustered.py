@@ -92,6 +92,7 @@ class ClusterLoop:
         self._recorded: deque[tuple[KvEvent, bytes]] = deque()
         self._found: list[NodeRecord] | None = None
         self._listed: list[NodeRecord] = []  # what discovery last found
+        self._has_namesake = False
         self._drain_until_s = 0.0
         self._when_drained: Callable[[], None] | None = None
         self._stop = threading.Event()
@@ -182,12 +183,15 @@ class ClusterLoop:
         self._discovery.close()
 
     def look(self) -> None:
-        """Announces this node and finds the others; a failure is counted, and tried again."""
+        """Finds the others and announces this node; a failure is counted, and tried again.
+
+        In this order, so that another node of this name is seen before it is written over.
+        """
         with self.lock:
             own = self.member.own
         try:
-            self._discovery.announce(own, ttl_s=self._rhythm.ttl_s)
             self._found = self._discovery.members()
+            self._discovery.announce(own, ttl_s=self._rhythm.ttl_s)
         except KvistError as error:
             self.discovery_failures += 1
             _log.debug("discovery: %s", error)
@@ -208,6 +212,7 @@ class ClusterLoop:
                 self._listed = found
                 self.member.discovered(found, now_s)
             own = self.member.own
+            self._warn_of_namesakes(own)
             topic = topic_of(own.node, own.incarnation)
             self._ports.answer(topic, lambda number: self.member.log.since(number, wall_s))
         if now_s >= self._tick_s:
@@ -230,6 +235,13 @@ class ClusterLoop:
         if out.offers:
             self._duties.on_offers(out.offers)
         self._look_whether_drained(now_s)
+
+    def _warn_of_namesakes(self, own: NodeRecord) -> None:
+        """Another node of this name, which is to others a newer start of this one."""
+        newer = (r for r in self._listed if r.node == own.node and r.incarnation > own.incarnation)
+        if not self._has_namesake and any(newer):
+            self._has_namesake = True
+            _log.error("another node is called %s, too: its blocks and ours are lost", own.node)
 
     def _neighbours(self) -> list[Neighbour]:
         members, own = self.member.view.membership, self.member.own.node
