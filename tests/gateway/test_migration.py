@@ -91,18 +91,17 @@ def test_stream_killed_anywhere_has_the_text_of_one_engine(
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("path", "more"),
     [
-        pytest.param({"frequency_penalty": 0.5}, id="penalty"),
-        pytest.param({"stop": ["holds a", "zzz"]}, id="stop"),
-        pytest.param({"temperature": 1.0, "seed": 7}, id="seed"),
-        pytest.param({"logprobs": 1}, id="logprobs"),
-        pytest.param({"max_tokens": None, "max_completion_tokens": TOKENS}, id="other limit"),
-        pytest.param({"stream_options": {"include_usage": False}}, id="no usage"),
-        pytest.param({"response_format": {"type": "json_object"}}, id="grammar"),
+        pytest.param(COMPLETIONS, {"frequency_penalty": 0.5}, id="penalty"),
+        pytest.param(CHAT, {"stop": ["holds a", "zzz"]}, id="stop"),
+        pytest.param(CHAT, {"temperature": 1.0, "seed": 7}, id="seed"),
+        pytest.param(COMPLETIONS, {"logprobs": 1}, id="logprobs"),
+        pytest.param(CHAT, {"logprobs": True}, id="chat logprobs"),
+        pytest.param(CHAT, {"max_tokens": None, "max_completion_tokens": TOKENS}, id="limit"),
+        pytest.param(COMPLETIONS, {"stream_options": None}, id="no usage"),
     ],
 )
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_whatever_else_is_the_same_each_time_goes_on_too(
     gateway: Running, pair: tuple[StubEngine, StubEngine], path: str, more: dict[str, Any]
 ) -> None:

@@ -12,12 +12,12 @@ _MOST_CHARS = 500
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """What OpenAI's clients read of a fault."""
+    """What OpenAI's clients read of a fault. `code`: a word of ours, or an engine's number."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | None = None
+    code: str | int | None = None
 
 
 class FaultBody(msgspec.Struct, frozen=True):

@@ -85,8 +85,8 @@ class Replicas:
         self._tell(replica)
 
     def suspect(self, url: str) -> None:
-        """A request could not reach it: it counts as down until it says otherwise."""
-        self._down(self._by_url[url], "a request could not reach it")
+        """Nobody listens there: it counts as down until somebody says otherwise."""
+        self._down(self._by_url[url], "nobody listens there")
         wake = self._wake.get(url)
         if wake is not None and not wake.done():
             wake.set_result(None)

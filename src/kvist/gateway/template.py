@@ -133,10 +133,11 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (templates may give it by position)
+    *,
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: Sequence[str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
+    sort_keys: bool = False,
 ) -> str:
     pair = None if separators is None else (separators[0], separators[1])
     return json.dumps(

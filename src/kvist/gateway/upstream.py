@@ -33,7 +33,7 @@ class Broken(KvistError):
 
     Attributes:
         reply: what it answered, if it was an answer that another replica need not give.
-        is_gone: it could not be reached, or hangs.
+        is_gone: nobody listens there.
     """
 
     def __init__(self, why: str, *, reply: Reply | None = None, is_gone: bool = False) -> None:
@@ -94,7 +94,8 @@ class Attempt:
         try:
             self._response = await self._within(request, until_s)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._broken(error, is_gone=not isinstance(error, TimeoutError)) from error
+            is_gone = isinstance(error, aiohttp.ClientConnectorError)
+            raise self._broken(error, is_gone=is_gone) from error
         self._heard()
 
     @property
@@ -176,7 +177,7 @@ class Attempt:
 
     def _broken(self, error: Exception, *, is_gone: bool) -> Broken:
         if isinstance(error, TimeoutError):
-            return Broken(self._given_up or "it took too long", is_gone=True)
+            return Broken(self._given_up or "it took too long")
         return Broken(f"{type(error).__name__}: {error}", is_gone=is_gone)
 
 

@@ -33,14 +33,14 @@ class LeastBooked:
         """The replica with the fewest bookings that is up and not excluded."""
         with self._lock:
             able = [
-                (replica.booked, replica.turn, name)
+                (name, replica)
                 for name, replica in self._replicas.items()
                 if replica.healthy and not replica.draining and name not in ask.exclude
             ]
             if not able:
                 return Refused(NO_REPLICA, _RETRY_S)
-            *_, name = min(able)
-            booking, chosen = next(self._numbers), self._replicas[name]
+            name, chosen = min(able, key=lambda found: (found[1].booked, found[1].turn))
+            booking = next(self._numbers)
             chosen.booked, chosen.turn = chosen.booked + 1, booking
             self._bookings[booking] = chosen
         return Choice(name, booking, hit_tokens=0, ttft_s=0.0, reason="fewest requests")

@@ -71,7 +71,7 @@ class Stream(asyncio.Protocol):
         """It broke, if something is still waited for."""
         for waited in (self.first, self.end):
             if not waited.done():
-                waited.set_exception(BenchError("a stream broke"))
+                waited.set_exception(BenchError(f"a stream broke; it ended: {self._tail!r}"))
                 waited.exception()  # looked at: who left early does not wait for it
 
     def send(self, data: bytes) -> None:
@@ -148,7 +148,5 @@ async def opened(port: int, request: bytes, count: int) -> list[Stream]:
             async with asyncio.timeout(_LIMIT_S):
                 await stream.first
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(one())
+    await asyncio.gather(*(one() for _ in range(count)))
     return streams

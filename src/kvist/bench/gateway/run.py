@@ -18,6 +18,11 @@ _WARM = 50
 _STILL_CPU_S = 0.05
 _STALLED_TOKENS = 200_000
 _LONG_S = 3600.0
+_WAITS = (
+    "token_s",
+    "health_s",
+    "connect_s",
+)  # an engine that opens thousands of streams answers nothing else
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -97,7 +102,9 @@ def measure(settings: Settings, tell: Callable[[str], None]) -> Outcomes:
     streams = min(settings.streams, (hard - _SPARE_DESCRIPTORS) // 2)
     with (
         engine(f"--token-s={_LONG_S}", core=theirs) as stub,
-        gateway(stub, f"--set=gateway.timeouts.token_s={_LONG_S}", core=ours) as front,
+        gateway(
+            stub, *(f"--set=gateway.timeouts.{t}={_LONG_S}" for t in _WAITS), core=ours
+        ) as front,
     ):
         tell(f"memory: {streams} idle streams")
         found.idle = asyncio.run(_idle(front, streams))
