@@ -94,6 +94,12 @@ def test_body_that_cannot_be_meant_is_a_400(gateway: Running, body: bytes) -> No
     assert len(found["error"]["message"]) <= 600
 
 
+def test_fields_of_another_endpoint_do_not_matter() -> None:
+    """Found by schemathesis: an empty `prompt` beside the `input` of an embedding."""
+    asked = read_body(Endpoint.EMBEDDINGS, b'{"input": "x", "prompt": []}')
+    assert asked.payload["prompt"] == []
+
+
 def test_million_stop_strings_are_refused() -> None:
     body = json.dumps({"prompt": "p", "stop": ["x"] * 1_000_000}).encode()
     with pytest.raises(Fault, match=str(MOST_STOPS)) as refused:

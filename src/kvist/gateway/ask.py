@@ -133,7 +133,7 @@ def _check(asked: Asked) -> None:
     if not value and not embeds:
         raise _bad(f"`{name}` is missing or empty", code="missing_required_parameter", param=name)
     prompt = fields.prompt
-    if isinstance(prompt, list) and prompt:
+    if asked.endpoint is Endpoint.COMPLETIONS and isinstance(prompt, list) and prompt:
         for item in prompt if not isinstance(prompt[0], int) else [prompt]:
             if not isinstance(item, str) and not _are_tokens(item):
                 raise _bad("`prompt` is neither text nor tokens", code="invalid_value", param=name)

@@ -133,18 +133,19 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool | None = None,  # noqa: FBT001  (templates may give it by position)
+    *,
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: Sequence[str] | None = None,
-    sort_keys: bool | None = None,  # noqa: FBT001
+    sort_keys: bool = False,
 ) -> str:
     pair = None if separators is None else (separators[0], separators[1])
     return json.dumps(
         value,
-        ensure_ascii=bool(ensure_ascii),
+        ensure_ascii=ensure_ascii,
         indent=indent,
         separators=pair,
-        sort_keys=bool(sort_keys),
+        sort_keys=sort_keys,
     )
 
 
