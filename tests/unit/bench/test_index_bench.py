@@ -18,6 +18,7 @@ from kvist.bench.index.run import (
     KVIST,
     ONE_CORE,
     SEVERAL,
+    Figure,
     Outcome,
     Settings,
 )
@@ -37,8 +38,8 @@ NAMES = (
 
 
 def _outcome(ours: float, theirs: float) -> Outcome:
-    def figures(value: float) -> dict[str, list[float]]:
-        return {name: [value] * 200 for name in NAMES}
+    def figures(value: float) -> dict[str, Figure]:
+        return {name: Figure.of([value] * 200) for name in NAMES}
 
     sides = {name: figures(ours) for name in (KVIST, SEVERAL, ENGINES)}
     sides[DYNAMO] = figures(theirs)
@@ -58,7 +59,7 @@ def test_every_figure_of_kvist_is_measured_without_its_peer(
     for way in (ONE_CORE, ALL_CORES):
         assert set(kept.figures[way]) == {KVIST, SEVERAL, ENGINES}
         for contender, name in ((KVIST, n) for n in (*NAMES, "match_many_s")):
-            assert len(kept.figures[way][contender][name]) >= 1, (contender, name)
+            assert kept.figures[way][contender][name].median > 0.0, (contender, name)
     assert page.read_text().startswith(f"# Text\n\n{MARK}\n\nMedian")
     assert "old figures" not in page.read_text()
 
@@ -75,6 +76,11 @@ def test_peer_that_was_not_measured_has_no_ratio() -> None:
     for sides in outcome.figures.values():
         sides.pop(DYNAMO, None)  # both ways have the same sides
     assert {row[2:3] + row[4:] for row in rows(outcome)} == {("not measured", "–")}
+
+
+def test_few_samples_have_no_99th_percentile() -> None:
+    assert Figure.of([3.0, 1.0, 2.0]) == Figure(3, 2.0, None)
+    assert Figure.of([float(n) for n in range(200)]) == Figure(200, 99.5, 198.0)
 
 
 def test_page_without_a_place_for_figures_is_refused() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvist.bench.index.run import ALL_CORES, DYNAMO, ENGINES, KVIST, ONE_CORE, SEVERAL, Outcome
+from kvist.bench.index.run import (
+    ALL_CORES,
+    DYNAMO,
+    ENGINES,
+    KVIST,
+    ONE_CORE,
+    SEVERAL,
+    Figure,
+    Outcome,
+)
 
 MARK = (
     "<!-- Below: written by `python -m kvist.bench.index --page` from bench/results/index.json. -->"
@@ -47,11 +56,8 @@ def rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
         for way in (ONE_CORE, ALL_CORES):
             if name == "entry_bytes" and way == ONE_CORE:
                 continue  # the same on any
-            ours, theirs = [], []
-            for value_of in (outcome.median, outcome.p99):
-                mine, other = value_of(way, contender, name), value_of(way, DYNAMO, name)
-                ours += [mine] if mine is not None else []
-                theirs += [other] if other is not None else []
+            ours = _values(outcome.figure(way, contender, name))
+            theirs = _values(outcome.figure(way, DYNAMO, name))
             ratios = [other / mine for mine, other in zip(ours, theirs, strict=False)]
             yield (
                 title,
@@ -60,6 +66,13 @@ def rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
                 " / ".join(map(shown, ours)) or "not measured",
                 " / ".join(f"{ratio:.2f}" for ratio in ratios) or "–",
             )
+
+
+def _values(figure: Figure | None) -> list[float]:
+    """Median and 99th percentile, as far as they are known."""
+    if figure is None:
+        return []
+    return [figure.median] if figure.p99 is None else [figure.median, figure.p99]
 
 
 def section(outcome: Outcome) -> str:
@@ -78,9 +91,10 @@ def section(outcome: Outcome) -> str:
     ]
     parts += ["| " + " | ".join(row) + " |" for row in rows(outcome)]
     for way in (ONE_CORE, ALL_CORES):
-        many = outcome.median(way, KVIST, "match_many_s")
+        many = outcome.figure(way, KVIST, "match_many_s")
         if many is not None:
-            parts += ["", f"On {way}, a prefix that is one of a batch takes {_milliseconds(many)}."]
+            took = _milliseconds(many.median)
+            parts += ["", f"On {way}, a prefix that is one of a batch takes {took}."]
     parts += [f"\n{name} was not measured: {why}" for name, why in outcome.missing.items()]
     return "\n".join(parts) + "\n"
 

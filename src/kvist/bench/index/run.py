@@ -21,6 +21,7 @@ ONE_CORE, ALL_CORES = "one core", "all cores"
 _DRIVERS = Path(__file__).with_name("drivers")
 _RUN_S = 900.0
 _MOST_WORDS = 300
+_LEAST_FOR_P99 = 100
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -34,27 +35,36 @@ class Settings(msgspec.Struct, frozen=True):
     rounds: int = 3
 
 
-Figures = dict[str, list[float]]  # name, which ends in its unit → samples of all rounds
+Samples = dict[str, list[float]]  # by a name that ends in their unit
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Samples of all rounds, summed up; of fewer than 100 there is no 99th percentile."""
+
+    samples: int
+    median: float
+    p99: float | None
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Figure:
+        """Sums up samples, of which there is at least one."""
+        count = len(samples)
+        p99 = sorted(samples)[int(count * 0.99)] if count >= _LEAST_FOR_P99 else None
+        return cls(count, statistics.median(samples), p99)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A run as it is written to a file: way (of cores) → contender → figures."""
+    """A run as it is written to a file: way (of cores) → contender → name → figure."""
 
     machine: Machine
     settings: Settings
-    figures: dict[str, dict[str, Figures]]
+    figures: dict[str, dict[str, dict[str, Figure]]]
     missing: dict[str, str]  # contenders that could not be measured, and why
     schema: int = 1
 
-    def median(self, way: str, contender: str, name: str) -> float | None:
-        """The median over all rounds."""
-        samples = self.figures.get(way, {}).get(contender, {}).get(name)
-        return statistics.median(samples) if samples else None
-
-    def p99(self, way: str, contender: str, name: str) -> float | None:
-        """The 99th percentile over all rounds; None of fewer than 100 samples."""
-        samples = sorted(self.figures.get(way, {}).get(contender, {}).get(name, ()))
-        return samples[int(len(samples) * 0.99)] if len(samples) >= 100 else None
+    def figure(self, way: str, contender: str, name: str) -> Figure | None:
+        """A figure, if it was measured."""
+        return self.figures.get(way, {}).get(contender, {}).get(name)
 
 
 class DriverError(RuntimeError):
@@ -87,7 +97,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Outcome:
     missing: dict[str, str] = {}
     contenders = list(_contenders(missing))
     ways = {ONE_CORE: sorted(os.sched_getaffinity(0))[-1:], ALL_CORES: []}
-    figures: dict[str, dict[str, Figures]] = {way: {} for way in ways}
+    taken: dict[str, dict[str, Samples]] = {way: {} for way in ways}
     for round_number in range(settings.rounds):
         for way, cores in ways.items():
             for contender in contenders:
@@ -99,14 +109,21 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Outcome:
                 except DriverError as error:
                     missing[contender.name] = str(error)
                     continue
-                kept = figures[way].setdefault(contender.name, {})
+                kept = taken[way].setdefault(contender.name, {})
                 for name, samples in found.items():
                     kept.setdefault(name, []).extend(samples)
     machine = msgspec.structs.replace(machine, load_after=load())
+    figures = {
+        way: {
+            contender: {name: Figure.of(samples) for name, samples in kept.items()}
+            for contender, kept in sides.items()
+        }
+        for way, sides in taken.items()
+    }
     return Outcome(machine, settings, figures, missing)
 
 
-def _driven(contender: _Contender, settings: Settings, cores: list[int]) -> Figures:
+def _driven(contender: _Contender, settings: Settings, cores: list[int]) -> Samples:
     told = msgspec.to_builtins(settings) | {"cores": cores, "events": contender.events}
     command = [str(contender.python), contender.script, msgspec.json.encode(told).decode()]
     try:
@@ -117,6 +134,6 @@ def _driven(contender: _Contender, settings: Settings, cores: list[int]) -> Figu
         words = done.stderr.strip().splitlines() or ["without a word"]
         raise DriverError(words[-1][:_MOST_WORDS])
     try:
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Figures)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Samples)
     except (IndexError, msgspec.DecodeError) as error:
         raise DriverError(f"not an answer: {done.stdout[-_MOST_WORDS:]}") from error

@@ -200,7 +200,7 @@ nb::list reached(Reach& reach, std::size_t levels) {
   return out;
 }
 
-// Holds the GIL: it takes tens of microseconds, and where nobody has the first key, next to nothing.
+// Holds the GIL: it takes some ten microseconds, and where nobody has the first key, next to nothing.
 nb::list reach(LockedTable& table, nb::handle sequence, const Readers& readers,
                const std::vector<u16>& levels) {
   const Keys keys(sequence);

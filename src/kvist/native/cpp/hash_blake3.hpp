@@ -1,5 +1,5 @@
-// BLAKE3-256 of bytes that lie in one piece. Written from the BLAKE3 paper (section 2); one block at
-// a time, because keys are short (a block of 16 tokens is 96 bytes) and a chain is sequential.
+// BLAKE3-256 of bytes that lie in one piece. Written from the BLAKE3 paper (section 2); one block
+// at a time, because keys are short (a block of 16 tokens is 96 bytes) and a chain is sequential.
 //
 // A chunk is 1024 bytes, a block 64. A tree of chunks is split so that the left subtree holds the
 // largest power of two of chunks that leaves at least one byte to the right one. Only the last

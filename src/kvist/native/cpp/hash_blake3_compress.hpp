@@ -1,8 +1,8 @@
 // BLAKE3's compression of one block, in plain C++ and, on x86 with AVX-512, row by row.
 //
-// Row by row the state is four vectors, and the four G of a half round are done at once. Between the
-// halves the rows turn against each other so that diagonals become columns; the row that is ready
-// last (b) stays where it is. The message words of a round are one permutation of a whole vector.
+// Row by row the state is four vectors, and the four G of a half round are done at once. Between
+// the halves the rows turn against each other so that diagonals become columns; the row that is
+// ready last (b) stays where it is. The message words of a round are one permutation of a vector.
 #pragma once
 
 #include <array>
@@ -85,7 +85,7 @@ KVIST_ROWS inline __m128i words_at(const std::uint32_t* words) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(words));
 }
 
-// The words of each round: x and y of the columns, then of the diagonals, from that of b's first on.
+// The words of each round: x and y of the columns, then of the diagonals from that of b's first.
 constexpr std::array<std::array<std::uint32_t, 16>, 7> row_order() {
   constexpr std::uint8_t places[16] = {0, 2, 4, 6, 1, 3, 5, 7, 14, 8, 10, 12, 15, 9, 11, 13};
   std::array<std::array<std::uint32_t, 16>, 7> order{};

@@ -1,6 +1,7 @@
 // What a source calls its blocks: 48 bits of a name -> the number of an entry, 10 bytes a name.
 //
-// The 48 bits are those that a multiplication mixes best, because engines' numbers may be small. Open addressing, linear probing, deletion by shifting back; grows by a half at 4/5 full.
+// The 48 bits are those that a multiplication mixes best, because engines' numbers may be small.
+// Open addressing, linear probing, deletion by shifting back; grows by a half at 4/5 full.
 #pragma once
 
 #include <cstddef>
@@ -71,7 +72,9 @@ class Names {
       std::memcpy(&value, bytes + kPrintBytes, sizeof value);
       return value;
     }
-    bool same(const Record& other) const { return std::memcmp(bytes, other.bytes, kPrintBytes) == 0; }
+    bool same(const Record& other) const {
+      return std::memcmp(bytes, other.bytes, kPrintBytes) == 0;
+    }
     u8 bytes[kPrintBytes + sizeof(u32)];
   };
   static_assert(sizeof(Record) == 10);

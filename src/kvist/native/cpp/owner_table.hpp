@@ -3,17 +3,17 @@
 //
 // Blocks of a prefix are mostly held by the same nodes, so sets of owners are shared
 // (`owner_sets.hpp`). Entries never move and are found through an open-addressing array of their
-// numbers (linear probing, deletion by shifting back, at most 3/4 full); seven bits of the hash stand
-// beside each number, so that hardly any other key's entry is looked at. Keys that come one after
-// another get neighbouring entries, so whoever walks along a prefix finds the next one beside the
-// last, without a search.
+// numbers (linear probing, deletion by shifting back, at most 3/4 full); seven bits of the hash
+// stand beside each number, so that hardly any other key's entry is looked at. Keys that come one
+// after another get neighbouring entries, so whoever walks along a prefix finds the next one beside
+// the last, without a search.
 //
 // A source may have names of its own for blocks (`owner_names.hpp`); a stock engine's hashes are
 // such. An entry counts the names that lead to it, and stays as long as there are any: a name never
 // leads to another block than the one that it was given to.
 //
-// Dropping a source changes sets, not entries; those that nobody has or names any more are taken out
-// when the table grows, or when half of it has no owner.
+// Dropping a source changes sets, not entries; those that nobody has or names any more are taken
+// out when the table grows, or when half of it has no owner.
 #pragma once
 
 #include <cstddef>
@@ -179,7 +179,9 @@ class OwnerTable {
   // As `id_of`, but looks first beside the entry of the key before.
   u32 next_id(const u8* tag, u32 last) const {
     const u32 guess = last + 1;
-    if (last != kNone && guess + kEntriesAhead < ids_) __builtin_prefetch(&at(guess + kEntriesAhead));
+    if (last != kNone && guess + kEntriesAhead < ids_) {
+      __builtin_prefetch(&at(guess + kEntriesAhead));
+    }
     if (last != kNone && guess < ids_ && is_used(guess) &&
         std::memcmp(at(guess).key, tag, kTagBytes) == 0) {
       return guess;
