@@ -45,7 +45,7 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         limits=_limits(wanted.limits),
         tracer=_tracer(wanted.otlp_endpoint),
         tokens=_tokens(wanted),
-        settings=_settings(wanted, config.router.hold_s),
+        settings=_settings(wanted),
         version=metadata.version("kvist"),
         tls=_tls(wanted),
     )
@@ -78,7 +78,7 @@ def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
     return urls
 
 
-def _settings(wanted: GatewayConfig, hold_s: float) -> Settings:
+def _settings(wanted: GatewayConfig) -> Settings:
     limits: GatewayLimitsConfig = wanted.limits
     key_file = wanted.engine_key_file
     return Settings(
@@ -86,7 +86,6 @@ def _settings(wanted: GatewayConfig, hold_s: float) -> Settings:
         attempts=wanted.attempts,
         leave_s=wanted.leave_s,
         drain_s=wanted.drain_s,
-        hold_s=hold_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
         timeouts=_timeouts(wanted.timeouts),

@@ -42,6 +42,7 @@ def router_of(
         kvist=Settings(config.temperature, session_s=config.session_s, lora_s=config.lora_s),
         admission=Rule(config.admission),
         limits=Limits(config.ttft_s, config.tbt_s),
+        hold_s=config.hold_s,
     )
     speeds = Speeds(
         PrefillTimes(prefill),

@@ -38,7 +38,6 @@ class Settings:
 
     Attributes:
         engine_key: what engines want as their API key; empty: none.
-        hold_s: requests wait while every replica has more than this queued.
         passes_keys: the client's own key goes to the engine.
     """
 
@@ -46,7 +45,6 @@ class Settings:
     attempts: int = 3
     leave_s: float = 0.0
     drain_s: float = 300.0
-    hold_s: float = 1.0
     engine_key: str = ""
     passes_keys: bool = True
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -41,6 +41,7 @@ class Setting:
     kvist: Settings = DEFAULTS
     admission: Rule = Rule.NONE
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
+    hold_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class KvistRouter:
         self._speeds = speeds
         self._prefixes = prefixes
         self._learner = prefixes if isinstance(prefixes, LearnsChoices) else None
+        self._hold_s = setting.hold_s
         self._policy_name = setting.policy
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
         self._decode_times = Groups(_LEAST_DECODE_S)
@@ -106,8 +108,8 @@ class KvistRouter:
             )
             return refused or self._book(ask, selected, now_s)
 
-    def has_room(self, now_s: float, most_queue_s: float) -> bool:
-        """Whether a replica that computes prompts has at most so much queued, or none is open.
+    def has_room(self, now_s: float) -> bool:
+        """Whether a replica that computes prompts has no more queued than it should, or none is open.
 
         A gateway lets requests wait in a `FairQueue` while there is none: what waits at a replica
         can no longer be put in order.
@@ -116,7 +118,7 @@ class KvistRouter:
             count = len(self._replicas)
             able = [r for r in self._replicas.values() if r.open and r.role != "decode"]
             return not able or any(
-                r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= most_queue_s
+                r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= self._hold_s
                 for r in able
             )
 

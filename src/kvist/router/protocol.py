@@ -91,8 +91,8 @@ class Router(Protocol):
         """Chooses and books in one step."""
         ...
 
-    def has_room(self, now_s: float, most_queue_s: float) -> bool:
-        """Whether a replica has at most so much queued; yes where none could be chosen."""
+    def has_room(self, now_s: float) -> bool:
+        """Whether a replica should get more now; yes where none could be chosen."""
         ...
 
     def first_token(self, booking: int, now_s: float) -> None:

@@ -244,15 +244,15 @@ def test_who_was_let_in_before_is_not_judged_again() -> None:
 
 
 def test_there_is_room_while_one_replica_that_computes_has_little_queued() -> None:
-    made = router("p:prefill", "q:prefill", "d:decode")
+    made = router("p:prefill", "q:prefill", "d:decode", setting=Setting(hold_s=0.5))
     for n in range(2):
-        assert made.has_room(0.0, 0.5)
+        assert made.has_room(0.0)
         made.choose(ask(str(n), 10_000), 0.0)
-    assert not made.has_room(0.0, 0.5)
-    assert made.has_room(0.6, 0.5)
+    assert not made.has_room(0.0)
+    assert made.has_room(0.6)
     made.set_state("p", healthy=False)
     made.set_state("q", healthy=False)
-    assert made.has_room(9.0, 0.5)  # nobody is waited for: `choose` says that none is open
+    assert made.has_room(9.0)  # nobody is waited for: `choose` says that none is open
 
 
 def test_output_lengths_are_learned_from_requests_that_ended_well() -> None:
