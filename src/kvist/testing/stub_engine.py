@@ -110,7 +110,7 @@ class Engine:
             await response.write(_event(answer.role()))
         for steps in self._bursts(generate(answer.request)):
             await response.write(b"".join(_event(e) for e in answer.events(steps)))
-            if steps[-1].finish is None and self._pace.token_s:
+            if steps[-1].finish is None:
                 await asyncio.sleep(self._pace.token_s * len(steps))
         if (body.get("stream_options") or {}).get("include_usage"):
             await response.write(_event(answer.usage_chunk()))

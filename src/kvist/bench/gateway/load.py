@@ -134,8 +134,8 @@ class Load:
         return times[min(len(times) - 1, int(quantile * len(times)))]
 
 
-async def opened(port: int, request: bytes, count: int) -> list[Stream]:
-    """Streams that have their first token, and wait for the next."""
+async def opened(port: int, request: bytes, count: int, *, stalled: bool = False) -> list[Stream]:
+    """Streams that have their first token; `stalled`: and read nothing behind it."""
     streams: list[Stream] = []
     gate = asyncio.Semaphore(_CONNECTING)
 
@@ -147,6 +147,8 @@ async def opened(port: int, request: bytes, count: int) -> list[Stream]:
             stream.send(request)
             async with asyncio.timeout(_LIMIT_S):
                 await stream.first
+            if stalled:
+                stream.read_nothing()
 
     await asyncio.gather(*(one() for _ in range(count)))
     return streams

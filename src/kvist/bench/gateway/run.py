@@ -167,9 +167,7 @@ async def _slow(settings: Settings, stub: Process, front: Process) -> Slow:
     await others(0)
     quiet, before = await others(1), front.rss_bytes()
     much = load.request_bytes(tokens=_STALLED_TOKENS, logprobs=True)
-    stalled = await load.opened(front.port, much, settings.stalled)
-    for stream in stalled:
-        stream.read_nothing()
+    stalled = await load.opened(front.port, much, settings.stalled, stalled=True)
     await _until_still(stub)
     beside = await others(1)
     found = Slow(
