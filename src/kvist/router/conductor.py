@@ -109,7 +109,7 @@ class KvistRouter:
             return refused or self._book(ask, selected, now_s)
 
     def has_room(self, now_s: float) -> bool:
-        """Whether a replica that computes prompts has no more queued than it should, or none is open.
+        """Whether a replica that computes prompts has little enough queued, or none is open.
 
         A gateway lets requests wait in a `FairQueue` while there is none: what waits at a replica
         can no longer be put in order.
