@@ -25,7 +25,7 @@ from kvist.router.conductor import KvistRouter
 from kvist.testing.stub_engine import StubEngine
 
 LIMIT_S = 20.0
-HASTY = Timeouts(connect_s=1.0, first_token_s=5.0, token_s=5.0, health_s=0.3)
+HASTY = Timeouts(connect_s=5.0, first_token_s=20.0, token_s=20.0, health_s=1.0)
 
 
 @dataclass

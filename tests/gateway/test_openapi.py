@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from kvist.gateway.openapi import openapi
+from kvist.gateway.settings import Settings, Timeouts
 from kvist.testing.stub_engine import StubEngine
 
 SCHEMA = schemathesis.openapi.from_dict(openapi("1"))
@@ -30,7 +31,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def gateway(engine: StubEngine) -> Iterator[Running]:
-    with serving(engine) as running:
+    with serving(engine, settings=Settings(timeouts=Timeouts(health_s=20.0))) as running:
         yield running
 
 

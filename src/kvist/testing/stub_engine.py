@@ -67,6 +67,9 @@ class Engine:
             self.served.running += 1
             try:
                 return await self._generate(request)
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                fault = {"message": str(error), "type": "BadRequestError", "code": 400}
+                return _json({"error": fault}, 400)
             except asyncio.CancelledError:
                 self.served.aborted += 1
                 raise
