@@ -146,3 +146,16 @@ def test_operator_drains_a_replica_and_takes_it_back(engine: StubEngine) -> None
         assert gateway.ask(COMPLETIONS, BODY)[0] == 200
         assert drain({"replica": "http://none"}) == 404
         assert drain({"replica": 1}) == 400
+
+
+def test_programs_are_told_in_json_where_it_listens() -> None:
+    options = ("http://127.0.0.1:1", "--listen=127.0.0.1:0", "--json")
+    command = [sys.executable, "-m", "kvist.cli.main", "gateway", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        ready = json.loads(child.stdout.readline())
+        child.send_signal(signal.SIGTERM)
+        stopped = json.loads(child.stdout.readline())
+    assert (ready["state"], stopped["state"]) == ("ready", "stopped")
+    assert ready["url"] == stopped["url"]
+    assert ready["url"].startswith("http://127.0.0.1:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from typing import Any
 
@@ -30,6 +31,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help="the same as --set gateway.listen=…")
     parser.add_argument("--quiet", action="store_true", help="log no line for each request")
     screen.add_config_options(parser)
+    screen.add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
     gateway, listener = open_gateway(loaded.config)
     host, port = listener.getsockname()[:2]
     scheme = "https" if gateway.tls else "http"
+    url = f"{scheme}://{host}:{port}"
+
+    def tell(state: str, line: str) -> None:
+        print(json.dumps({"state": state, "url": url}) if args.json else line, flush=True)
+
     with listener:
-        serve(
-            gateway,
-            listener,
-            lambda: print(f"kvist: ready on {scheme}://{host}:{port}", flush=True),
-        )
-    print("kvist: stopped")
+        serve(gateway, listener, lambda: tell("ready", f"kvist: ready on {url}"))
+    tell("stopped", "kvist: stopped")
     return 0
