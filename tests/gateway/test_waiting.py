@@ -37,13 +37,19 @@ class Engines:
         self.went.append(ask.request)
 
 
-def run(test: Callable[[Engines], Awaitable[None]], *, room: int = 0, capacity: int = 100) -> None:
+def run(
+    test: Callable[[Engines], Awaitable[None]],
+    *,
+    room: int = 0,
+    capacity: int = 100,
+    most_s: float = LIMIT_S,
+) -> None:
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S):
             engines = Engines(room)
             queue = FairQueue(capacity=capacity, tenant_capacity=capacity)
             loop = asyncio.get_running_loop()
-            engines.waiting = Waiting(queue, engines.has_room, loop.time)
+            engines.waiting = Waiting(queue, engines.has_room, loop.time, most_s=most_s)
             await test(engines)
             assert len(engines.waiting) == 0
             assert len(queue) == 0
@@ -148,3 +154,14 @@ def test_client_that_leaves_takes_nobodys_turn(room_first: bool) -> None:
         assert engines.went == ["1", "2"]
 
     run(test)
+
+
+def test_wait_ends_though_no_room_ever_comes() -> None:
+    async def test(engines: Engines) -> None:
+        with pytest.raises(Fault, match="queue-time"):
+            await engines.send(asked("1"))
+        engines.room = 1
+        await engines.send(asked("2"))
+        assert engines.went == ["2"]
+
+    run(test, most_s=0.05)

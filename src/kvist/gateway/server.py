@@ -68,7 +68,12 @@ async def serve(
     async with open_session(settings) as session:
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
         replicas = Replicas(gateway.urls, gateway.router, session, settings.timeouts, key)
-        waiting = Waiting(gateway.queue, gateway.router.has_room, loop.time)
+        waiting = Waiting(
+            gateway.queue,
+            gateway.router.has_room,
+            loop.time,
+            most_s=settings.timeouts.first_token_s,
+        )
         telemetry = Telemetry(lambda: front.in_flight, lambda: gateway.router.booked)
         parts = Parts(
             relay=Relay(gateway.router, replicas, waiting, session, settings, loop.time),

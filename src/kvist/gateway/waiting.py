@@ -17,16 +17,26 @@ from kvist.router.fairness import FairQueue
 from kvist.router.protocol import Ask, Refused
 
 _LOOK_S = 0.02  # room comes with time, too
+_RETRY_S = 2.0
 
 
 class Waiting:
     """The requests of one gateway that wait. For one event loop."""
 
     def __init__(
-        self, queue: FairQueue, has_room: Callable[[float], bool], clock: Callable[[], float]
+        self,
+        queue: FairQueue,
+        has_room: Callable[[float], bool],
+        clock: Callable[[], float],
+        *,
+        most_s: float,
     ) -> None:
-        """`has_room` says whether a replica may get one more now; `clock` is the router's."""
+        """`has_room` says whether a replica may get one more now; `clock` is the router's.
+
+        Who waited for `most_s` seconds is refused.
+        """
         self._queue, self._has_room, self._clock = queue, has_room, clock
+        self._most_s = most_s
         self._numbers = itertools.count(1)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._going: str | None = None
@@ -40,7 +50,7 @@ class Waiting:
         """Returns when a request may go on; its replica is then to be chosen without awaiting.
 
         Raises:
-            Fault: 429, too many wait, or it would be too late.
+            Fault: 429, too many wait, or it waited for too long, or it would be too late.
         """
         if not self._turns and self._has_room(self._clock()):
             return
@@ -51,7 +61,10 @@ class Waiting:
         turn = self._turns[name] = asyncio.get_running_loop().create_future()
         self._look()
         try:
-            await turn
+            async with asyncio.timeout(self._most_s):
+                await turn
+        except TimeoutError as error:
+            raise overloaded(Refused("queue-time", _RETRY_S)) from error
         finally:
             del self._turns[name]
             self._queue.remove(name)

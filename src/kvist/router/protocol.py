@@ -76,7 +76,8 @@ class Refused:
     """A request that is not served: HTTP 429, or 503 for `no-replica`.
 
     Attributes:
-        reason: `ttft`, `tbt` or `deadline` (predicted to miss it), `no-replica`, or `queue-full`.
+        reason: `ttft`, `tbt` or `deadline` (predicted to miss it), `no-replica`, `queue-full`, or
+            `queue-time`.
         retry_after_s: when asking again may help.
     """
 
