@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 import ssl
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
-
-from kvist.assemble.routing import gateway_router, queue_of
+from kvist.assemble.gateway_peers import gateway_peers
+from kvist.assemble.hearing import hearing_of, loading_of, prefixes_of
+from kvist.assemble.replicas import replica_entries
+from kvist.assemble.routing import queue_of, router_of
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
-from kvist.core.keys import RequestScope, seed_bytes
 from kvist.gateway.limits import TenantLimits
-from kvist.gateway.prompt import KeysOf, Prompts
+from kvist.gateway.prompt import Prompts
 from kvist.gateway.server import Gateway
 from kvist.gateway.settings import Bounds, Settings, Timeouts
 from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
-from kvist.native import chain_keys, digest
+from kvist.native import digest
 from kvist.node.http.tokens import Tokens, read_token
+from kvist.router.prefixes import IndexedPrefixes
 
 _SECTION = "$.gateway"
 _DOMAIN = b"kvist.gateway.v1"
@@ -36,46 +36,35 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         ConfigError: it cannot be as configured, or a package is missing.
     """
     wanted = config.gateway
-    fingerprint = _fingerprint(wanted)
+    entries = replica_entries(wanted)
+    folder = Path(wanted.tokenizer).expanduser() if wanted.tokenizer else None
+    prefixes = prefixes_of(config, _fingerprint(wanted), entries)
+    loading = loading_of(config.router, config.block_tokens, folder)
+    router = router_of(
+        config.router,
+        config.block_tokens,
+        prefixes,
+        random.Random(),
+        loading=loading,
+        expire_s=wanted.peers.expire_s,
+    )
+    limits = _limits(wanted.limits, wanted.peers.expire_s)
     gateway = Gateway(
-        urls=replica_urls(wanted),
-        router=gateway_router(config.router, config.block_tokens, fingerprint),
+        urls=tuple(entry.url for entry in entries),
+        router=router,
         queue=queue_of(config.router),
-        prompts=_prompts(wanted, config.block_tokens, fingerprint),
-        limits=_limits(wanted.limits),
+        prompts=_prompts(wanted, folder, prefixes),
+        limits=limits,
         tracer=_tracer(wanted.otlp_endpoint),
         tokens=_tokens(wanted),
         settings=_settings(wanted),
         version=metadata.version("kvist"),
         tls=_tls(wanted),
+        prefixes=prefixes,
+        hearing=hearing_of(config, prefixes, entries),
+        peers=gateway_peers(wanted.peers, router, limits),
     )
     return gateway, _listener(wanted)
-
-
-def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
-    """The URLs of the replicas, each once, without a slash at their end.
-
-    Raises:
-        ConfigError: there is none, or one is no URL.
-    """
-    listed = wanted.replicas
-    texts = listed.split(",") if isinstance(listed, str) else listed
-    urls = tuple(dict.fromkeys(text.strip().rstrip("/") for text in texts if text.strip()))
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(
-                f"{url!r} is no URL of an engine",
-                path=f"{_SECTION}.replicas",
-                remedy="write http://127.0.0.1:8001",
-            )
-    if not urls:
-        raise ConfigError(
-            "there is nobody to serve requests",
-            path=f"{_SECTION}.replicas",
-            remedy="name engines: kvist gateway http://127.0.0.1:8001 http://127.0.0.1:8002",
-        )
-    return urls
 
 
 def _settings(wanted: GatewayConfig) -> Settings:
@@ -111,33 +100,26 @@ def _timeouts(wanted: GatewayTimeoutsConfig) -> Timeouts:
     )
 
 
-def _limits(wanted: GatewayLimitsConfig) -> TenantLimits:
+def _limits(wanted: GatewayLimitsConfig, expire_s: float) -> TenantLimits:
     return TenantLimits(
         requests_per_min=wanted.requests_per_min,
         tokens_per_min=wanted.tokens_per_min,
         in_flight=wanted.tenant_requests,
+        expire_s=expire_s,
     )
 
 
-def _prompts(wanted: GatewayConfig, block_tokens: int, fingerprint: bytes) -> Prompts:
-    if not wanted.tokenizer:
+def _prompts(
+    wanted: GatewayConfig, folder: Path | None, prefixes: IndexedPrefixes
+) -> Prompts:
+    if folder is None:
         return Prompts(None, None)
-    folder = Path(wanted.tokenizer).expanduser()
-    keys_of = _keys_of(fingerprint, block_tokens)
-    return Prompts(ModelTokenizer(folder), keys_of, threads=wanted.tokenizer_threads)
+    return Prompts(ModelTokenizer(folder), prefixes.keys, threads=wanted.tokenizer_threads)
 
 
 def _fingerprint(wanted: GatewayConfig) -> bytes:
     """Of the keys that name prefixes for this gateway's router: no store's keyspace."""
     return digest(_DOMAIN + Path(wanted.tokenizer).name.encode())
-
-
-def _keys_of(fingerprint: bytes, block_tokens: int) -> KeysOf:
-    def keys_of(tokens: Sequence[int], lora: str, salt: str) -> tuple[bytes, ...]:
-        seed = digest(seed_bytes(fingerprint, RequestScope(lora, salt)))
-        return tuple(chain_keys(seed, np.asarray(tokens, np.uint32), block_tokens))
-
-    return keys_of
 
 
 def _tokens(wanted: GatewayConfig) -> Tokens | None:

@@ -21,7 +21,7 @@ from kvist.router.admission import Admission, Limits, Rule
 from kvist.router.bookings import Work
 from kvist.router.candidates import NOTHING, LearnsChoices, Prefix, Prefixes
 from kvist.router.choice import Selected, make_policy, select
-from kvist.router.exchange import LoadReport, OtherGateways
+from kvist.router.exchange import EXPIRES_S, LoadReport, OtherGateways
 from kvist.router.learning import Stretch
 from kvist.router.lengths import Groups
 from kvist.router.policies.kvist import DEFAULTS, Settings
@@ -42,6 +42,7 @@ class Setting:
     admission: Rule = Rule.NONE
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
     hold_s: float = 1.0
+    expire_s: float = EXPIRES_S
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class KvistRouter:
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
         self._decode_times = Groups(_LEAST_DECODE_S)
         self._admission = Admission(setting.admission, setting.limits, self._decode_times)
-        self._others = OtherGateways(stream)
+        self._others = OtherGateways(stream, setting.expire_s)
         self._sessions = Sessions()
         self._replicas: dict[str, Replica] = {}
         self._bookings: dict[int, _Booking] = {}
@@ -98,6 +99,7 @@ class KvistRouter:
         with self._lock:
             if self._learner is not None:
                 self._learner.expire(now_s)
+            self._others.forget_silent(now_s)
             keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
             selected = select(self._policy, ask, self._views(ask, keys, now_s))
             if selected is None:
@@ -115,6 +117,7 @@ class KvistRouter:
         can no longer be put in order.
         """
         with self._lock:
+            self._others.forget_silent(now_s)
             count = len(self._replicas)
             able = [r for r in self._replicas.values() if r.open and r.role != "decode"]
             return not able or any(
@@ -229,6 +232,11 @@ class KvistRouter:
             self._others.forget_silent(now_s)
             return self._others.hear(report, now_s)
 
+    @property
+    def other_gateways(self) -> int:
+        """Those whose bookings count now."""
+        return len(self._others)
+
     # Under the lock
 
     def _views(self, ask: Ask, keys: Sequence[Key], now_s: float) -> list[View]:
@@ -275,6 +283,7 @@ class KvistRouter:
             f"serve {selected.serve_s:.3f} s, {hit} of {ask.prompt_tokens} tokens cached",
             prefill=None if decode is prefill else prefill.name,
             serve_s=selected.serve_s,
+            hit_tiers=selected.reuse.by_tier(hit),
         )
 
     @staticmethod

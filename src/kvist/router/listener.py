@@ -58,11 +58,14 @@ class Listener:
             self.view.discovered(listed, now_s)
 
     def step(self, now_s: float) -> None:
-        """Applies what has come, and asks for what is missing."""
-        heard = list(self._lines.receive())
-        with self._lock:
-            for batch in heard:
+        """Applies what has come, and asks for what is missing.
+
+        The lock is taken for each message anew.
+        """
+        for batch in self._lines.receive():
+            with self._lock:
                 self.view.hear(batch, now_s)
+        with self._lock:
             for publisher in self._lines.answered():
                 self.view.answered(publisher, now_s)
             asks = self.view.tick(now_s)
