@@ -61,6 +61,10 @@ class TellsLoads(Protocol):
         """Takes in what another one has booked; False for an old word."""
         ...
 
+    def forget_silent(self, now_s: float) -> None:
+        """Others that were not heard for too long book nothing."""
+        ...
+
     @property
     def other_gateways(self) -> int:
         """Those whose bookings count now."""
@@ -131,6 +135,7 @@ class Peers:
     def hear(self, now_s: float) -> None:
         """Takes in all that has come; what cannot be read, or is old, is counted."""
         self._limits.forget_silent(now_s)
+        self._router.forget_silent(now_s)
         for socket in self._others:
             for _ in range(_MOST_TAKEN):
                 frames = received(socket)

@@ -99,7 +99,6 @@ class KvistRouter:
         with self._lock:
             if self._learner is not None:
                 self._learner.expire(now_s)
-            self._others.forget_silent(now_s)
             keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
             selected = select(self._policy, ask, self._views(ask, keys, now_s))
             if selected is None:
@@ -117,7 +116,6 @@ class KvistRouter:
         can no longer be put in order.
         """
         with self._lock:
-            self._others.forget_silent(now_s)
             count = len(self._replicas)
             able = [r for r in self._replicas.values() if r.open and r.role != "decode"]
             return not able or any(
@@ -231,6 +229,11 @@ class KvistRouter:
         with self._lock:
             self._others.forget_silent(now_s)
             return self._others.hear(report, now_s)
+
+    def forget_silent(self, now_s: float) -> None:
+        """Others that were not heard for too long book nothing; to be called now and then."""
+        with self._lock:
+            self._others.forget_silent(now_s)
 
     @property
     def other_gateways(self) -> int:
