@@ -61,7 +61,10 @@ def hearing_of(
     if not heard and nodes is None:
         return None
     homes = {entry.url: entry.home for entry in entries}
-    return Hearing(prefixes, homes, Everybody(heard, nodes), event_secret(config))
+    keyspace = config.gateway.events.keyspace
+    return Hearing(
+        prefixes, homes, Everybody(heard, nodes), event_secret(config), keyspace=keyspace
+    )
 
 
 def loading_of(config: RouterConfig, block_tokens: int, folder: Path | None) -> Loading | None:

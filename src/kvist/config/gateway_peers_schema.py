@@ -29,6 +29,14 @@ class GatewayEventsConfig(Section, frozen=True):
             "looked up lately are forgotten first.",
         ),
     ] = 1 << 23
+    keyspace: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="Fingerprint of the replicas' keyspace, as `kvist node status` shows it, "
+            "where their nodes have several. Empty: the only one that they have.",
+        ),
+    ] = ""
     heard_s: Annotated[
         float,
         Meta(

@@ -9,6 +9,10 @@ request waits for it, and what comes too fast is left in the sockets' bounded qu
 of them is a gap, which heals as any other.
 
 Engines' events come in the clear, as vLLM sends them; nodes' are sealed with their secret.
+
+Engines say of which tokens their blocks are, so these can be named in any keyspace. Nodes name
+theirs by keys alone, so prompts have to be named in the keyspace of the nodes, which they tell with
+what they are (`record.Holds`): if it is one, it is taken over.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from kvist.cluster.discovery.protocol import Discovery
 from kvist.cluster.follower import Ask
@@ -127,9 +133,17 @@ class Hearing:
         everybody: Everybody,
         secret: str,
         *,
+        keyspace: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Hears nobody yet. `homes`: by replica; `secret`: of the nodes' events."""
+        """Hears nobody yet.
+
+        Args:
+            homes: by replica.
+            secret: of the nodes' events.
+            keyspace: the fingerprint of the replicas' keyspace, in hexadecimal; empty: the only
+                one that their nodes have.
+        """
         self._prefixes, self._homes, self._everybody = prefixes, dict(homes), everybody
         self._engines = {home.engine for home in homes.values()}
         self._lines = SplitLines(self._engines, secret)
@@ -137,7 +151,8 @@ class Hearing:
         self._clock = clock
         self._poll = Poll()
         self._placed: dict[str, str] = {}
-        self._unclear: set[str] = set()  # replicas that were said to have several nodes
+        self._keyspace, self._named = keyspace, ""
+        self._unclear: set[str] = set()  # of which something was said that is said once
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -168,6 +183,8 @@ class Hearing:
         if placed != self._placed:
             self._placed = placed
             self._prefixes.place(placed)
+        if self._take_over_keyspace([r for r in nodes if r.node in placed.values()]):
+            self._listener.look(self._clock())  # all that was heard is asked for again
 
     def measures(self) -> dict[str, float]:
         """What could not be heard, under the names of `kvist.metrics`."""
@@ -194,6 +211,37 @@ class Hearing:
             self._unclear.add(replica)
             _log.warning("%s may read from %s: say so with ?node=", replica, " or ".join(found))
         return found[0] if len(found) == 1 else ""
+
+    def _take_over_keyspace(self, nodes: Sequence[NodeRecord]) -> bool:
+        """Whether prompts are named in another keyspace from now on."""
+        width = self._prefixes.index.block_tokens
+        held = [(r.node, r.holds) for r in nodes if r.holds is not msgspec.UNSET]
+        for node, holds in held:
+            if holds.block_tokens != width and node not in self._unclear:
+                self._unclear.add(node)
+                _log.error(
+                    "node %s has blocks of %d tokens, requests are cut into blocks of %d: what it "
+                    "holds plays no part; set block_tokens alike",
+                    node,
+                    holds.block_tokens,
+                    width,
+                )
+        found = {k for _, holds in held if holds.block_tokens == width for k in holds.keyspaces}
+        if self._keyspace:
+            found &= {self._keyspace}
+        if len(found) > 1 and "" not in self._unclear:
+            self._unclear.add("")
+            _log.error(
+                "nodes hold blocks of several keyspaces, which play no part; say which one is these "
+                "replicas' with gateway.events.keyspace: %s",
+                ", ".join(sorted(found)),
+            )
+        if len(found) != 1 or found == {self._named}:
+            return False
+        self._named = found.pop()
+        self._prefixes.rename(bytes.fromhex(self._named))
+        _log.info("prompts are named in the keyspace %s", self._named)
+        return True
 
     def _hear(self) -> None:
         while not self._stop.is_set():

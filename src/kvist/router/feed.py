@@ -92,7 +92,7 @@ class EngineFeed:
             seeds: where chains begin.
         """
         self._block_tokens = block_tokens
-        self._seeds = seeds
+        self.seeds = seeds
         self._groups: dict[int, int] = {}  # of each engine: the KV cache group that counts
         self._strange: set[int] = set()  # engines whose own cache has another block size
         self.counts = FeedCounts()
@@ -144,7 +144,7 @@ class EngineFeed:
                 self._say_mismatch(name, content.block_tokens)
                 self.counts.mismatched += count
             return
-        seed = self._seeds.seed(content.lora, content.salt)
+        seed = self.seeds.seed(content.lora, content.salt)
         named = content.named_blocks
         if seed is None or len(content.tokens) != 4 * width * count:
             named = 0

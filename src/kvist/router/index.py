@@ -118,8 +118,8 @@ class PrefixIndex(Directory):
         super().__init__(limits, pause=pause)
         lives = lives or Lives()
         self.block_tokens = block_tokens
-        self._seeds = Seeds(fingerprint, adapters, by_name=by_name)
-        self.feed = EngineFeed(block_tokens, self._seeds)
+        self._adapters, self._by_name = adapters, by_name
+        self.feed = EngineFeed(block_tokens, Seeds(fingerprint, adapters, by_name=by_name))
         self._heard = _Predictions(lives.heard_s, HEARD)
         self._silent = _Predictions(lives.silent_s, SILENT)
         self._replicas: dict[str, _Publishers] = {}
@@ -127,6 +127,12 @@ class PrefixIndex(Directory):
         self._readers: npt.NDArray[np.uint16] = np.empty((0, 2), np.uint16)
         self._read_at = -1  # the numbering that `_readers` was made for
         self.predicted_blocks = 0
+
+    def rename(self, fingerprint: bytes) -> None:
+        """Names blocks in another keyspace from now on; whatever was heard is to be heard again."""
+        self.feed.seeds = Seeds(fingerprint, self._adapters, by_name=self._by_name)
+        for publisher in self.nodes():
+            self.drop(publisher)
 
     def attach(self, replica: str, *, engine: str | None = None, node: str | None = None) -> None:
         """A replica is there, and sees what these publishers have.
@@ -149,7 +155,7 @@ class PrefixIndex(Directory):
         self, tokens: Sequence[int] | npt.NDArray[np.uint32], *, lora: str = "", salt: str = ""
     ) -> list[Key]:
         """The keys of a prompt's full blocks; none for an adapter that is not known."""
-        seed = self._seeds.seed(lora, salt)
+        seed = self.feed.seeds.seed(lora, salt)
         return [] if seed is None else chain_keys(seed, tokens, self.block_tokens)
 
     def match(self, keys: Sequence[Key]) -> dict[str, Prefix]:

@@ -88,6 +88,11 @@ class IndexedPrefixes:
             for replica in tuple(self._attached):
                 self._attach(replica)
 
+    def rename(self, fingerprint: bytes) -> None:
+        """Names prompts in another keyspace; see `PrefixIndex.rename`."""
+        with self.lock:
+            self.index.rename(fingerprint)
+
     def measures(self) -> dict[str, float]:
         """What the index counts, under the names of `kvist.metrics`."""
         with self.lock:
