@@ -22,6 +22,14 @@ from kvist.router.exchange import LoadReport, ReplicaLoad
 LOAD = ReplicaLoad(1.0, 2, 1, 1000, 2, 3000, 10)
 WAIT_S = 30.0
 LOCAL = "tcp://127.0.0.1:*"
+GOLDEN = (  # of `test_word_is_written_as_in_version_1`
+    "83a46c6f616484a767617465776179a167a66e756d62657202a8626f6f6b65645f73cb3fe00000000000"
+    "00a56c6f61647381a16187a771756575655f73cb3ff0000000000000a8726571756573747302a7776169"
+    "74696e6701ae70726566696c6c5f746f6b656e73cd03e8a8636f6e746578747302ae636f6e746578745f"
+    "746f6b656e73cd0bb8a6626c6f636b730aa47573656481a17485a87265717565737473cb3ff000000000"
+    "0000a6746f6b656e73cb4000000000000000a9696e5f666c6967687403ad72657175657374735f6c6566"
+    "74cb4010000000000000ab746f6b656e735f6c656674c0a6666f726d617401"
+)
 
 
 class Booked:
@@ -159,9 +167,6 @@ def test_word_is_written_as_in_version_1() -> None:
     packed = msgspec.msgpack.encode(word)
     assert msgspec.msgpack.decode(packed, type=Word) == word
     assert packed.hex() == GOLDEN
-
-
-GOLDEN = ""
 
 
 @pytest.mark.parametrize(
