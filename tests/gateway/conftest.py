@@ -13,12 +13,12 @@ from kvist.testing.stub_engine import StubEngine
 if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)
 
-from gateway_thread import byte_tokenizer  # noqa: E402  # found by the path above
-
 
 @pytest.fixture(scope="session")
 def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer's folder: a token a character."""
+    from gateway_thread import byte_tokenizer
+
     return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 

@@ -28,7 +28,8 @@ TOKENS = list(range(WIDTH * BLOCKS))
 ALL = len(TOKENS)
 BESIDE_A, BESIDE_B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 ELSEWHERE = "http://192.0.2.1:8000"
-KEYSPACE = attach(1).fingerprint
+MINE = 0xAB
+KEYSPACE = attach(MINE).fingerprint
 
 Opened = Callable[..., AbstractContextManager[Gateway]]
 
@@ -38,7 +39,7 @@ def keys_in(fingerprint: bytes) -> list[bytes]:
     return chain_keys(digest(seed_bytes(fingerprint, RequestScope())), TOKENS, WIDTH)
 
 
-def store(node: NodeProcess, keys: Sequence[bytes], n: int = 1) -> None:
+def store(node: NodeProcess, keys: Sequence[bytes], n: int = MINE) -> None:
     """An engine of keyspace n saves blocks in a node's DRAM."""
     with client_of(node, n) as engine:
         refs = [BlockRef(key, keys[i - 1] if i else None) for i, key in enumerate(keys)]
@@ -122,7 +123,7 @@ def test_nodes_of_another_block_size_play_no_part_and_it_is_said(
     with (
         caplog.at_level(logging.ERROR, "kvist.gateway.hearing"),
         cluster_node(folder, "a", token=token, options=("block_tokens=32",)) as a,
-        client_of(a),
+        client_of(a, MINE),
         opened(token) as gateway,
     ):
         eventually(lambda: bool(caplog.records), LONG_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kvist.config import GatewayPeersConfig
 from kvist.core.errors import ConfigError
@@ -53,7 +53,7 @@ def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
     """Raises `ConfigError` for what is no endpoint, or can be reached by others unproven."""
     parts = urlsplit(endpoint)
     path = f"{_SECTION}.{knob}"
-    if parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and not parts.hostname):
+    if parts.scheme != "ipc" and not _is_tcp(parts):
         raise ConfigError(f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT")
     if not sealed and not is_own_host(endpoint):
         raise ConfigError(
@@ -61,3 +61,10 @@ def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
             path=path,
             remedy="set gateway.peers.secret_file, or use 127.0.0.1",
         )
+
+
+def _is_tcp(parts: SplitResult) -> bool:
+    try:
+        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # no port has such a number
+        return False

@@ -119,6 +119,20 @@ class Directory:
         if source is not None:
             self._advance(source, source.follower.leap(now_s))
 
+    def reconnected(self, node: str, now_s: float) -> None:
+        """The connection to a publisher broke, and there is one again.
+
+        A Kvist node says which start of it speaks. A stock engine does not, so nothing that it said
+        before counts, and all is asked for that it still has.
+        """
+        source = self._sources.get(node)
+        if source is None or source.follower.incarnation:
+            return
+        self._void(source.number)
+        self.counts.restarts += 1
+        source.follower.anew(now_s)
+        self._asking[node] = source.follower
+
     def _advance(self, source: _Source, progress: Progress) -> None:
         if source.follower.complete:
             if self._asking:

@@ -13,7 +13,8 @@ A stock engine names no incarnation (0). Its messages come over one connection, 
 number that is not above the last one, or a 0 after others, says that it was restarted, unless it
 answers an ask. It makes no dumps: where its replay begins later than what was asked for, or nobody
 answers `most_asks` times, the reader goes on from what it has (`leap`), and what it knew of before
-is void.
+is void. Where the connection to it broke, it may have been restarted with nobody hearing its first
+messages: everything is asked for again (`anew`).
 """
 
 from __future__ import annotations
@@ -132,6 +133,11 @@ class Follower:
             return _NOTHING
         oldest = self._held.pop(min(self._held))
         return Progress(self._applied(oldest, now_s), restarted=True)
+
+    def anew(self, now_s: float) -> None:
+        """A stock engine's stream may have begun anew: all of it is asked for."""
+        self._begin(0)
+        self._newest, self._ask_at_s = 0, now_s
 
     def is_unanswered(self, now_s: float) -> bool:
         """Whether a stock engine does not answer, and something of it could be applied."""

@@ -114,6 +114,9 @@ class SplitLines:
     def answered(self) -> list[str]:
         return self._clear.answered() + self._sealed.answered()
 
+    def reconnected(self) -> list[str]:
+        return self._clear.reconnected() + self._sealed.reconnected()
+
     def receive(self) -> Iterator[Batch]:
         yield from self._clear.receive()
         yield from self._sealed.receive()

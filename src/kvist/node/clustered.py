@@ -197,10 +197,13 @@ class ClusterLoop:
         """Waits for messages, `wait_s` at most, and does what is due."""
         self._poll.wait((*self._ports.sockets, *self._lines.sockets), wait_s)
         now_s, wall_s = time.monotonic(), time.time()
+        back = self._lines.reconnected()
         heard = list(self._lines.receive())
         found, self._found = self._found, None
         with self.lock:
             self._take_recorded()
+            for node in back:
+                self.member.view.reconnected(node, now_s)
             for batch in heard:
                 self.member.hear(batch, now_s)
             for node in self._lines.answered():

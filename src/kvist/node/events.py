@@ -84,9 +84,14 @@ class Sockets:
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
         return socket
 
-    def client(self, kind: int, endpoint: str) -> Any:
-        """A connecting socket; `None` for an endpoint that is none."""
+    def client(self, kind: int, endpoint: str, *, watched: bool = False) -> Any:
+        """A connecting socket; `None` for an endpoint that is none.
+
+        `watched`: its monitor gets a message whenever a connection comes up.
+        """
         socket = self._made(kind)
+        if watched:
+            socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
@@ -94,6 +99,9 @@ class Sockets:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError:
+            if watched:
+                socket.get_monitor_socket().close()
+                socket.disable_monitor()
             socket.close()
             return None
         return socket
@@ -187,15 +195,28 @@ class _Line:
 
     def __init__(self, sockets: Sockets, record: NodeRecord) -> None:
         self.place = (record.events, record.replay)
-        self.events = sockets.client(zmq.SUB, record.events) if record.events else None
+        watched = not record.incarnation  # others say themselves that they were restarted
+        self.events = sockets.client(zmq.SUB, record.events, watched=watched)
         self.replay = sockets.client(zmq.DEALER, record.replay) if record.replay else None
+        self._monitor: Any = None
+        self._connected = 0  # times
         if self.events is not None:
+            self._monitor = self.events.get_monitor_socket() if watched else None
             self.events.setsockopt(zmq.SUBSCRIBE, b"")
 
     def sockets(self) -> list[Any]:
-        return [socket for socket in (self.events, self.replay) if socket is not None]
+        return [s for s in (self.events, self.replay, self._monitor) if s is not None]
+
+    def is_back(self) -> bool:
+        """Whether the connection came up since the last call, and not for the first time."""
+        before = self._connected
+        while self._monitor is not None and received(self._monitor) is not None:
+            self._connected += 1
+        return self._connected > max(before, 1)
 
     def close(self) -> None:
+        if self._monitor is not None:
+            self.events.disable_monitor()
         for socket in self.sockets():
             socket.close()
 
@@ -240,6 +261,10 @@ class EventLines:
         nodes = list(dict.fromkeys(self._answered))
         self._answered.clear()
         return nodes
+
+    def reconnected(self) -> list[str]:
+        """Nodes whose connection broke and came up again since the last call."""
+        return [node for node, line in self._lines.items() if line.is_back()]
 
     def receive(self) -> Iterator[Batch]:
         """What has come. What cannot be read, or is said by one in another's name, is counted."""

@@ -62,6 +62,9 @@ class Listener:
 
         The lock is taken for each message anew.
         """
+        with self._lock:
+            for publisher in self._lines.reconnected():
+                self.view.reconnected(publisher, now_s)
         for batch in self._lines.receive():
             with self._lock:
                 self.view.hear(batch, now_s)

@@ -147,6 +147,28 @@ def test_stock_engine_whose_first_message_was_missed_was_restarted_all_the_same(
     assert directory.counts.restarts == 1
 
 
+def test_stock_engine_whose_connection_broke_is_asked_for_everything() -> None:
+    """It may have been restarted, and have said little since: no number tells."""
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 0, 0, 0.0)
+    directory.take(Batch("a", 0, 0, (stored(0),)), 0.0)
+    directory.reconnected("a", 5.0)
+    directory.reconnected("unknown", 5.0)
+    assert (len(directory), directory.asks(5.0)) == (0, [Ask("a", 0, 0)])
+    directory.take(Batch("a", 0, 0, (stored(7),), replayed=True), 6.0)
+    directory.take(Batch("a", 0, 1, (stored(8),)), 6.0)
+    assert [directory.holders(key(n)) != [] for n in (0, 7, 8)] == [False, True, True]
+    assert directory.complete
+
+
+def test_kvist_node_whose_connection_broke_says_itself_whether_it_was_restarted() -> None:
+    directory = Directory(Limits(patience=PATIENCE))
+    for batch in steps(2):
+        directory.take(batch, 0.0)
+    directory.reconnected("a", 5.0)
+    assert (len(directory), directory.asks(9.0)) == (2, [])
+
+
 def test_message_that_a_replay_has_brought_before_is_no_restart() -> None:
     follower = Follower("a", PATIENCE)
     follower.take(Batch("a", 0, 3, (stored(3),)), 0.0)
