@@ -189,9 +189,7 @@ def serving(
 
 
 @contextmanager
-def configured(
-    engines: Sequence[StubEngine], folder: Path, *sets: str
-) -> Iterator[Running]:
+def configured(engines: Sequence[StubEngine], folder: Path, *sets: str) -> Iterator[Running]:
     """A gateway as `kvist gateway` makes it, which hears its engines. `folder`: a tokenizer's."""
     listed = ",".join(f"{e.url}?events={e.events}&replay={e.replay}" for e in engines)
     own = [f"gateway.replicas={listed}", f"gateway.tokenizer={folder}", "block_tokens=16"]

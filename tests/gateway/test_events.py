@@ -1,4 +1,4 @@
-"""Where a prompt is cached, the gateway knows by events alone: real sockets, real engines' format."""
+"""Where a prompt is cached, the gateway knows by events alone: real sockets, vLLM's format."""
 
 from __future__ import annotations
 

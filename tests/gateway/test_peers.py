@@ -143,9 +143,7 @@ def test_words_that_are_wrong_or_late_are_counted_and_change_nothing(
     load = LoadReport("other", 5, 1.0, {"a": LOAD})
     word = msgspec.msgpack.encode(Word(load, {"": Used(1, 1, 1)}))
     old = msgspec.msgpack.encode(Word(msgspec.structs.replace(load, number=4), {}))
-    newer = msgspec.msgpack.encode(
-        Word(msgspec.structs.replace(load, number=6), {}, format=2)
-    )
+    newer = msgspec.msgpack.encode(Word(msgspec.structs.replace(load, number=6), {}, format=2))
 
     def mark(name: str) -> bytes:
         """A word of another gateway, which is heard when all before it was."""
@@ -191,7 +189,7 @@ def test_word_is_written_as_in_version_1() -> None:
         ({"listen": "tcp://0.0.0.0:0"}, "listen", "secret_file"),
         ({"listen": "tcp://127.0.0.1:0", "members": "tcp://10.0.0.1:1"}, "members", "secret_file"),
         ({"listen": "127.0.0.1:0"}, "listen", "tcp://"),
-        ({"listen": "tcp://127.0.0.1:99999"}, "listen", "port"),
+        ({"listen": "tcp://127.0.0.1:99999"}, "listen", "PORT"),
         ({"listen": "tcp://127.0.0.1:0", "secret_file": "/nowhere"}, "secret_file", "openssl"),
     ],
     ids=["others reach it", "member elsewhere", "no endpoint", "no port", "no secret"],

@@ -109,9 +109,7 @@ def _limits(wanted: GatewayLimitsConfig, expire_s: float) -> TenantLimits:
     )
 
 
-def _prompts(
-    wanted: GatewayConfig, folder: Path | None, prefixes: IndexedPrefixes
-) -> Prompts:
+def _prompts(wanted: GatewayConfig, folder: Path | None, prefixes: IndexedPrefixes) -> Prompts:
     if folder is None:
         return Prompts(None, None)
     return Prompts(ModelTokenizer(folder), prefixes.keys, threads=wanted.tokenizer_threads)

@@ -1,4 +1,4 @@
-"""Where the engine of `kvist serve` publishes its KV events, so that a gateway on this host hears it."""
+"""Where the engine of `kvist serve` publishes KV events, for a gateway on its host to hear."""
 
 from __future__ import annotations
 

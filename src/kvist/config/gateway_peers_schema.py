@@ -17,7 +17,8 @@ class GatewayEventsConfig(Section, frozen=True):
         Meta(
             description="Whether KV events are listened to: of replicas that name theirs "
             "(`?events=`), of engines that `kvist serve` started on this host, and of the nodes "
-            "that `node.cluster.discovery` finds. Without, prefixes are where the gateway sent them."
+            "that `node.cluster.discovery` finds. Without, what the gateway sent somewhere is "
+            "taken to be there."
         ),
     ] = True
     index: Annotated[

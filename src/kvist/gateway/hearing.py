@@ -235,8 +235,8 @@ class Hearing:
         if len(found) > 1 and "" not in self._unclear:
             self._unclear.add("")
             _log.error(
-                "nodes hold blocks of several keyspaces, which play no part; say which one is these "
-                "replicas' with gateway.events.keyspace: %s",
+                "nodes hold blocks of several keyspaces, which play no part; say which one is "
+                "these replicas' with gateway.events.keyspace: %s",
                 ", ".join(sorted(found)),
             )
         if len(found) != 1 or found == {self._named}:

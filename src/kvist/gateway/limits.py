@@ -1,13 +1,13 @@
 """How much a tenant may ask: buckets that fill with time, and a count of what is in flight.
 
-Theory of operation. Several gateways share the limits by telling each other what their tenants used:
-each keeps every bucket for all gateways together and takes out of it what the others say they let
-in. What is let in at several of them before they have heard of each other is let in by each, and
-leaves the bucket overdrawn: it is taken from the time after, so that a limit is exceeded by no more
-than what the others let in while a word was on its way, and no minute later gives more. `used` counts
-from the start of a gateway, so a lost word loses nothing. A gateway that is heard for the first time
-says how much is left: whoever believes in more takes that over. One that is silent for `expire_s` is
-forgotten, with what it has in flight.
+Theory of operation. Several gateways share the limits by telling each other what their tenants
+used: each keeps every bucket for all gateways together and takes out of it what the others say they
+let in. What is let in at several of them before they have heard of each other is let in by each,
+and leaves the bucket overdrawn: it is taken from the time after, so that a limit is exceeded by no
+more than what the others let in while a word was on its way, and no minute later gives more. `used`
+counts from the start of a gateway, so a lost word loses nothing. A gateway that is heard for the
+first time says how much is left: whoever believes in more takes that over. One that is silent for
+`expire_s` is forgotten, with what it has in flight.
 """
 
 from __future__ import annotations

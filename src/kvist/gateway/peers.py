@@ -2,10 +2,10 @@
 
     PUB ["kvist-gateway", payload]  ──► SUB of each of the others          every `every_s`
 
-A word is whole, not a change: what the sender has booked (`router/exchange.py`) and what its tenants
-used since its start (`limits.py`). So a lost word costs nothing but its age, and an old one, which
-its number tells, is ignored. Each start of a gateway has a name that none had before. Who is silent
-is forgotten, with all that it had booked. Nothing waits for anybody.
+A word is whole, not a change: what the sender has booked (`router/exchange.py`) and what its
+tenants used since its start (`limits.py`). So a lost word costs nothing but its age, and an old
+one, which its number tells, is ignored. Each start of a gateway has a name that none had before.
+Who is silent is forgotten, with all that it had booked. Nothing waits for anybody.
 
 With a secret the words are sealed (CURVE), and who does not know it neither hears nor is believed.
 """

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as PromMetric
-from prometheus_client.registry import Collector
 
 from kvist.gateway.record import Record
 from kvist.metrics import BY_NAME
@@ -18,7 +17,7 @@ _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOOK_S = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 
-class _Measured(Collector):
+class _Measured:
     """Values that others keep; a label's value follows its metric's name after a dot."""
 
     def __init__(self, measures: Callable[[], Mapping[str, float]]) -> None:
@@ -36,9 +35,7 @@ class _Measured(Collector):
             metric = BY_NAME[name]
             if name not in families:
                 kind = metric.kind.value
-                families[name] = PromMetric(
-                    name.removesuffix("_total"), metric.description, kind
-                )
+                families[name] = PromMetric(name.removesuffix("_total"), metric.description, kind)
             families[name].add_sample(name, {metric.labels[0]: label} if dot else {}, value)
         yield from families.values()
 

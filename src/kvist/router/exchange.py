@@ -5,8 +5,8 @@ booked on each replica. A gateway adds the others' work to its own, less the tim
 worked off while nobody tells. What the others have booked since their last report it cannot know;
 it expects the rate of before, spread over all replicas, and draws for each replica how much of it
 fell there. The older a report, the wider the draws: gateways that see the same shortest queue do
-not all take it. Of a silence no more than `DRAWN_S` is drawn for: a gateway that died books nothing,
-and a guess that grew would soon make every replica look full.
+not all take it. Of a silence no more than `DRAWN_S` is drawn for: a gateway that died books
+nothing, and a guess that grew would soon make every replica look full.
 
 A report is a whole, not a change: a lost one costs nothing but its age. A gateway that is silent
 for `expire_s` is forgotten, with its load.

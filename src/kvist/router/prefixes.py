@@ -12,8 +12,8 @@ import numpy as np
 
 from kvist.core.keys import Key
 from kvist.router.candidates import Prefix
-from kvist.router.index import PrefixIndex
 from kvist.router.index import Prefix as Found
+from kvist.router.index import PrefixIndex
 from kvist.router.turns import Turns
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+_STUCK_S = 60.0
+
 
 class Turns:
     """A lock as a context. Who calls `pause` under it goes on when those that waited had it.
@@ -24,8 +26,14 @@ class Turns:
             self.__enter__()
 
     def __enter__(self) -> None:
+        """Takes it.
+
+        Raises:
+            TimeoutError: somebody holds it for so long that it must be stuck.
+        """
         with self._door:
-            self._lock.acquire()
+            if not self._lock.acquire(timeout=_STUCK_S):
+                raise TimeoutError("the lock is held for too long")
 
     def __exit__(
         self,

@@ -100,7 +100,9 @@ class StubCache:
     def answer(self) -> None:
         """Replays to whoever has asked."""
         if self._ports is not None:
-            self._ports.answer(_TOPIC, lambda number: [s for s in self._buffer if s.number >= number])
+            self._ports.answer(
+                _TOPIC, lambda number: [s for s in self._buffer if s.number >= number]
+            )
 
     def close(self) -> None:
         """Lets go of the endpoints."""

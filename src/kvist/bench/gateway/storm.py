@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import random
+import threading
 import time
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -38,12 +40,12 @@ class Storm:
         self.number += 1
         return sealed
 
-    def _prompt(self) -> list[dict[str, object]]:
+    def _prompt(self) -> list[dict[str, Any]]:
         self._count += 1
         names = [digest(b"%d %d" % (self._count, n)) for n in range(_RUN)]
         self._there.append(names)
         tokens = [self._dice.randrange(1 << 17) for _ in range(_RUN * _TOKENS)]
-        stored = {
+        stored: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": names,
             "parent_block_hash": None,
@@ -69,14 +71,14 @@ def main() -> None:
     made = deque(storm.next() for _ in range(_MOST_RUNS))
     print(ports.events, flush=True)
     each_s = _RUN * _EVENTS / args.blocks_per_s
-    due_s, number = time.monotonic(), 0
+    due_s, number, pause = time.monotonic(), 0, threading.Event()
     while True:
         sealed = made[number % len(made)]
         ports.publish(b"", [Sealed(number, sealed.payload)])
         ports.answer(b"", lambda _: [])
         number += 1
         due_s += each_s
-        time.sleep(max(0.0, due_s - time.monotonic()))
+        pause.wait(max(0.0, due_s - time.monotonic()))
 
 
 if __name__ == "__main__":
