@@ -1,4 +1,4 @@
-"""Prompts that another engine computes: what each is asked, and what becomes of it when one breaks."""
+"""Prompts that another engine computes: what each is asked, and what follows when one breaks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from typing import Any
 
@@ -242,20 +243,32 @@ def test_many_broken_prefill_engines_are_not_all_tried(
 ) -> None:
     decode = pools[1]
     expected = alone(decode, COMPLETIONS, BODY)
-    engines = [StubEngine(SLOW) for _ in range(4)]
-    try:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(StubEngine(SLOW)) for _ in range(4)]
         settings = Settings(timeouts=HASTY, attempts=2)
-        with serving(decode, prefill=engines, splitting=ALWAYS, settings=settings) as gateway:
-            killers = [kill_when_busy(engine) for engine in engines[:2]]
-            assert gateway.stream(COMPLETIONS, BODY).text == expected.text
-            for killer in killers:
-                killer.join()
-            line = lines.last()
-            assert line["prefilled"] == ["lost", "lost"]
-            assert line["splits"][-1] == "local: undivided"
-    finally:
-        for engine in engines:
+        gateway = stack.enter_context(
+            serving(decode, prefill=engines, splitting=ALWAYS, settings=settings)
+        )
+        killer = threading.Thread(target=kill_two, args=(engines,))
+        killer.start()
+        assert gateway.stream(COMPLETIONS, BODY).text == expected.text
+        killer.join()
+        line = lines.last()
+        assert line["prefilled"] == ["lost", "lost"]
+        assert line["splits"][-1] == "local: undivided"
+
+
+def kill_two(engines: list[StubEngine]) -> None:
+    """Kills the first that has a request, and the next."""
+    left = list(engines)
+
+    def is_killed() -> bool:
+        for engine in [e for e in left if stats(e)["running"]]:
             engine.kill()
+            left.remove(engine)
+        return len(left) == len(engines) - 2
+
+    eventually(is_killed)
 
 
 @pytest.mark.parametrize("others", [1, 0], ids=["another", "no other"])

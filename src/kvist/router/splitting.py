@@ -84,26 +84,37 @@ def place(
     prefills = [c for c in candidates if c.role == "prefill"]
     if not whole:
         return None
-    here = _here(policy, ask, policy.pick(ask, whole))
     spared = _spared(ask, prefills, how)
+    if not spared and how.rule is Rule.ALWAYS:
+        return _told(_there(policy, ask, prefills, whole, times), "remote", "always")
+    here = _here(policy, ask, policy.pick(ask, whole))
     if spared:
         return _told(here, "local", spared)
-    if how.rule is Rule.ALWAYS:
-        return _told(_there(policy, ask, prefills, whole, times), "remote", "always")
     if how.rule is Rule.LENGTH:
-        if ask.prompt_tokens - here.reuse.own_tokens <= how.length_tokens:
-            return _told(here, "local", "short")
-        there = _there(policy, ask, prefills, [here.decode], times)
-        if there.prefill.load().waiting >= how.queued:
-            return _told(here, "local", "queue")
-        return _told(there, "remote", "long")
+        return _by_length(policy, ask, prefills, here, how, times)
     there = _there(policy, ask, prefills, whole, times)
     held_up = 1 + here.decode.load().requests
     here_s = here.queue_s + held_up * here.serve_s
     there_s = there.queue_s + (1 + there.prefill.load().waiting) * there.serve_s + there.handover_s
-    if here_s <= there_s:
-        return _told(here, "local", "cheaper")
-    return _told(there, "remote", "cheaper")
+    return (
+        _told(there, "remote", "cheaper") if there_s < here_s else _told(here, "local", "cheaper")
+    )
+
+
+def _by_length(
+    policy: Policy,
+    ask: Ask,
+    prefills: Sequence[Candidate],
+    here: Selected,
+    how: Splitting,
+    times: HandoverTimes,
+) -> Selected:
+    if ask.prompt_tokens - here.reuse.own_tokens <= how.length_tokens:
+        return _told(here, "local", "short")
+    there = _there(policy, ask, prefills, [here.decode], times)
+    if there.prefill.load().waiting >= how.queued:
+        return _told(here, "local", "queue")
+    return _told(there, "remote", "long")
 
 
 def _spared(ask: Ask, prefills: Sequence[Candidate], how: Splitting) -> str:
