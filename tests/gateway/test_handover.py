@@ -31,6 +31,7 @@ def test_prefill_is_the_request_with_one_token_and_nothing_of_its_answer() -> No
         "logprobs": True,
         "top_logprobs": 2,
         "return_token_ids": True,
+        "stop": ["."],
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "tool_choice": "required",
         "cache_salt": "s",
@@ -39,6 +40,7 @@ def test_prefill_is_the_request_with_one_token_and_nothing_of_its_answer() -> No
     assert asked_of_prefill(body) == CHAT | {
         "model": "m",
         "max_tokens": 1,
+        "ignore_eos": True,
         "tools": body["tools"],
         "tool_choice": "none",
         "cache_salt": "s",

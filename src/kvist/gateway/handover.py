@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from kvist.gateway.ask import Asked, Endpoint
+from kvist.gateway.delivered import Usage
 from kvist.gateway.settings import Transport
 
 # What shapes the answer and not the prompt, and could be at odds with one token of output.
 _OF_THE_ANSWER = (
     *("stream", "stream_options", "n", "best_of", "min_tokens", "return_token_ids"),
-    *("logprobs", "top_logprobs", "echo", "max_completion_tokens"),
+    *("logprobs", "top_logprobs", "echo", "max_completion_tokens", "stop", "stop_token_ids"),
 )
 _ALONE = ("prompt_logprobs", "use_beam_search", "prompt_embeds")
 _NIXL: dict[str, Any] = {
@@ -39,11 +40,6 @@ _PARAMS = "kv_transfer_params"
 
 class Prefilled(msgspec.Struct):
     """Of a prefill engine's answer."""
-
-    class Usage(msgspec.Struct):
-        """Its count of tokens."""
-
-        prompt_tokens: int = 0
 
     usage: Usage | None = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -69,7 +65,7 @@ def for_prefill(body: bytes, transport: Transport) -> bytes:
     payload = {name: value for name, value in asked.items() if name not in _OF_THE_ANSWER}
     if payload.get("tool_choice") not in (None, "auto", "none"):
         payload["tool_choice"] = "none"  # a call cannot be one token long
-    payload["max_tokens"] = 1
+    payload |= {"max_tokens": 1, "ignore_eos": True}  # NIXL keeps what ended by its length alone
     told = {"kvist.save": True} if transport == "kvist" else _NIXL
     payload[_PARAMS] = _params(payload) | told
     return msgspec.json.encode(payload)
@@ -90,7 +86,8 @@ def for_decode(body: bytes, answer: bytes, transport: Transport) -> bytes | None
             return None
         told = found.kv_transfer_params
     else:
-        told = {"kvist.computed": found.usage.prompt_tokens if found.usage is not None else 0}
+        computed = found.usage.prompt_tokens if found.usage is not None else None
+        told = {"kvist.computed": computed or 0}
     payload[_PARAMS] = _params(payload) | told
     return msgspec.json.encode(payload)
 
