@@ -92,7 +92,6 @@ class Host:
         env = {**self._env, **spec.env}
         if gpu_ids:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
-
         is_fixed = self._orders.front is not None  # a gateway knows it by its port
 
         def command() -> list[str]:
@@ -124,6 +123,7 @@ class Host:
             return [
                 *(*_KVIST, "gateway", *answer, *(f"--prefill={each}" for each in prefill)),
                 *(f"--config={self._config}", f"--listen={spec.listen}"),
+                "--quiet",  # its log has no bound
             ]
 
         return Child(
