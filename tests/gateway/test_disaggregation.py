@@ -85,12 +85,11 @@ def test_answer_is_that_of_one_engine_and_the_other_computes_the_prompt(
         asked, told = stats(prefill)["last_body"], stats(decode)["last_body"]
         assert (asked["max_tokens"], asked.get("stream")) == (1, None)
         assert asked["kv_transfer_params"] == {"kvist.save": True}
-        computed = told["kv_transfer_params"]["kvist.computed"]
+        assert told["kv_transfer_params"]["kvist.computed"] > 0
         assert told["max_tokens"] == TOKENS
         line = lines.last()
         assert (line["replicas"], line["prefills"]) == ([decode.url], [prefill.url])
         assert (line["splits"], line["prefilled"]) == (["remote: always"], ["ok"])
-        assert line["prompt_tokens"] == computed > 0
         page = gateway.ask("/metrics")[1]
         assert 'kvist_gateway_splits_total{reason="always",where="remote"} 1.0' in page
         assert 'kvist_gateway_prefills_total{outcome="ok"} 1.0' in page
