@@ -163,10 +163,12 @@ def test_engines_node_and_gateway_start_together_and_end_together(
     told = running.ready()
     assert (told["state"], told["prefill"], len(told["replicas"])) == ("ready", [], 2)
     assert ask(told["url"], "/v1/completions", ASKED)["usage"]["completion_tokens"] == 8
-    shown = ask(told["url"], "/replicas")["replicas"]
-    assert {r["url"]: (r["role"], r["healthy"]) for r in shown} == dict.fromkeys(
-        told["replicas"], ("both", True)
-    )
+
+    def shown() -> dict[str, tuple[str, bool]]:
+        replicas = ask(told["url"], "/replicas")["replicas"]
+        return {r["url"]: (r["role"], r["healthy"]) for r in replicas}
+
+    eventually(lambda: shown() == dict.fromkeys(told["replicas"], ("both", True)))
     assert Path(told["socket"]).is_socket()
     running.process.send_signal(signal.SIGINT)
     code, out, err = running.end()
@@ -187,7 +189,7 @@ def test_pools_are_what_the_gateway_takes_them_for_and_what_dies_comes_back(
         shown = ask(told["url"], "/replicas")["replicas"]
         return {r["url"]: r["role"] for r in shown if r["healthy"]}
 
-    assert up() == roles
+    eventually(lambda: up() == roles)
     port = told["replicas"][0].rpartition(":")[2]
     (server,) = running.processes("api_server", f"--port {port}")
     os.kill(server, signal.SIGKILL)

@@ -207,7 +207,7 @@ class _Fleet:
                 self._host.tick()
                 report = self._host.report()
                 changes.say(report)
-                if report.ready and not served:
+                if not served and report.ready and self._host.is_open():
                     served = True
                     self._tell(report, model)
                 failed = "" if served else _why_never(report)

@@ -144,6 +144,10 @@ class Host:
         except (NodeAwayError, NodeRefusedError):
             return False
 
+    def is_open(self) -> bool:
+        """Whether the gateway, if there is one, has an engine to send requests to."""
+        return self._gateway is None or _healthy(f"{self._front_url()}/readyz")
+
     def tick(self) -> None:
         """Looks after every process; engines start once the node serves, then the gateway."""
         self._node.tick()
