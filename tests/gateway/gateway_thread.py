@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -22,6 +22,7 @@ from kvist.gateway.settings import Settings, Timeouts
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.node.http.tokens import Tokens
 from kvist.router.conductor import KvistRouter
+from kvist.router.splitting import Splitting
 from kvist.testing.stub_engine import StubEngine
 
 LIMIT_S = 20.0
@@ -141,6 +142,8 @@ def read_stream(reply: HTTPResponse, on_event: Callable[[int], None] | None = No
 @contextmanager
 def serving(
     *engines: StubEngine | str,
+    prefill: Sequence[StubEngine | str] = (),
+    splitting: Splitting | None = None,
     settings: Settings | None = None,
     limits: TenantLimits | None = None,
     tokens: Tokens | None = None,
@@ -149,9 +152,10 @@ def serving(
 ) -> Iterator[Running]:
     """A gateway in front of engines; no booking may be open when it ends."""
     listener = socket.create_server(("127.0.0.1", 0))
-    router = small_router()
+    router = small_router(splitting)
     gateway = Gateway(
-        urls=tuple(e if isinstance(e, str) else e.url for e in engines),
+        urls=urls_of(engines),
+        prefill_urls=urls_of(prefill),
         router=router,
         queue=queue_of(RouterConfig()),
         prompts=prompts or Prompts(None, None),
@@ -187,9 +191,14 @@ def serving(
         assert not thread.is_alive(), "the gateway does not end"
 
 
-def small_router() -> KvistRouter:
+def small_router(splitting: Splitting | None = None) -> KvistRouter:
     """A router as `kvist gateway` has it, but that it chooses in an order that tests foresee."""
-    return gateway_router(RouterConfig(policy="round-robin"), 16, bytes(32))
+    return gateway_router(RouterConfig(policy="round-robin"), 16, bytes(32), splitting)
+
+
+def urls_of(engines: Sequence[StubEngine | str]) -> tuple[str, ...]:
+    """Where they listen."""
+    return tuple(e if isinstance(e, str) else e.url for e in engines)
 
 
 def eventually(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:

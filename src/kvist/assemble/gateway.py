@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from kvist.assemble.routing import gateway_router, queue_of
+from kvist.assemble.routing import gateway_router, queue_of, splitting_of
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
 from kvist.core.keys import RequestScope, seed_bytes
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.prompt import KeysOf, Prompts
 from kvist.gateway.server import Gateway
-from kvist.gateway.settings import Bounds, Settings, Timeouts
+from kvist.gateway.settings import Bounds, Prefilling, Settings, Timeouts
 from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.native import chain_keys, digest
@@ -37,9 +37,11 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
     """
     wanted = config.gateway
     fingerprint = _fingerprint(wanted)
+    pools = wanted.disaggregation
     gateway = Gateway(
         urls=replica_urls(wanted),
-        router=gateway_router(config.router, config.block_tokens, fingerprint),
+        prefill_urls=prefill_urls(wanted),
+        router=gateway_router(config.router, config.block_tokens, fingerprint, splitting_of(pools)),
         queue=queue_of(config.router),
         prompts=_prompts(wanted, config.block_tokens, fingerprint),
         limits=_limits(wanted.limits),
@@ -58,7 +60,34 @@ def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
     Raises:
         ConfigError: there is none, or one is no URL.
     """
-    listed = wanted.replicas
+    urls = _urls(wanted.replicas, "replicas")
+    if not urls:
+        raise ConfigError(
+            "there is nobody to serve requests",
+            path=f"{_SECTION}.replicas",
+            remedy="name engines: kvist gateway http://127.0.0.1:8001 http://127.0.0.1:8002",
+        )
+    return urls
+
+
+def prefill_urls(wanted: GatewayConfig) -> tuple[str, ...]:
+    """The URLs of the prefill engines; none where there are no pools.
+
+    Raises:
+        ConfigError: one is no URL, or answers requests, too.
+    """
+    urls = _urls(wanted.disaggregation.prefill, "disaggregation.prefill")
+    both = set(urls) & set(replica_urls(wanted))
+    if both:
+        raise ConfigError(
+            f"{min(both)} is among gateway.replicas, too",
+            path=f"{_SECTION}.disaggregation.prefill",
+            remedy="name an engine once: it computes prompts for others, or it answers",
+        )
+    return urls
+
+
+def _urls(listed: str | tuple[str, ...], knob: str) -> tuple[str, ...]:
     texts = listed.split(",") if isinstance(listed, str) else listed
     urls = tuple(dict.fromkeys(text.strip().rstrip("/") for text in texts if text.strip()))
     for url in urls:
@@ -66,15 +95,9 @@ def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError(
                 f"{url!r} is no URL of an engine",
-                path=f"{_SECTION}.replicas",
+                path=f"{_SECTION}.{knob}",
                 remedy="write http://127.0.0.1:8001",
             )
-    if not urls:
-        raise ConfigError(
-            "there is nobody to serve requests",
-            path=f"{_SECTION}.replicas",
-            remedy="name engines: kvist gateway http://127.0.0.1:8001 http://127.0.0.1:8002",
-        )
     return urls
 
 
@@ -88,6 +111,11 @@ def _settings(wanted: GatewayConfig) -> Settings:
         drain_s=wanted.drain_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
+        prefilling=Prefilling(
+            transport=wanted.disaggregation.transport,
+            patience=wanted.disaggregation.patience,
+            least_s=wanted.disaggregation.least_s,
+        ),
         timeouts=_timeouts(wanted.timeouts),
         bounds=Bounds(
             body_bytes=limits.body,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvist.config import RouterConfig
+from kvist.config import DisaggregationConfig, RouterConfig
 from kvist.cost.decode import DecodeCoefficients, DecodeTimes
 from kvist.cost.prefill import PrefillCoefficients, PrefillTimes
 from kvist.router.admission import Limits, Rule
@@ -15,6 +15,8 @@ from kvist.router.index import PrefixIndex
 from kvist.router.policies.kvist import Settings
 from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.replicas import Speeds
+from kvist.router.splitting import Rule as SplitRule
+from kvist.router.splitting import Splitting
 
 # What a seed says of the parts that nobody knows before they were measured: a pass of no tokens
 # costs as much as so many tokens, and a sequence and a token of context this share of a step.
@@ -23,13 +25,18 @@ _SEQUENCE_RATIO, _CONTEXT_TOKEN_RATIO = 5e-3, 5e-6
 
 
 def router_of(
-    config: RouterConfig, block_tokens: int, prefixes: Prefixes, stream: random.Random
+    config: RouterConfig,
+    block_tokens: int,
+    prefixes: Prefixes,
+    stream: random.Random,
+    splitting: Splitting | None = None,
 ) -> KvistRouter:
     """The router of a gateway; it learns speeds from the believed ones on.
 
     Args:
         block_tokens: of the keys that requests will carry.
         prefixes: who holds what.
+        splitting: when prompts go to prefill replicas.
 
     Raises:
         ConfigError: an unknown policy, or a scorer that cannot be loaded.
@@ -43,6 +50,7 @@ def router_of(
         admission=Rule(config.admission),
         limits=Limits(config.ttft_s, config.tbt_s),
         hold_s=config.hold_s,
+        splitting=splitting,
     )
     speeds = Speeds(
         PrefillTimes(prefill),
@@ -53,18 +61,36 @@ def router_of(
     return KvistRouter(setting, speeds, prefixes, stream)
 
 
-def gateway_router(config: RouterConfig, block_tokens: int, fingerprint: bytes) -> KvistRouter:
+def gateway_router(
+    config: RouterConfig,
+    block_tokens: int,
+    fingerprint: bytes,
+    splitting: Splitting | None = None,
+) -> KvistRouter:
     """A router that knows what it sent where, and takes it to be there for some minutes.
 
     Args:
         block_tokens: of the keys that requests will carry.
         fingerprint: of their keyspace, 32 bytes.
+        splitting: see `router_of`.
 
     Raises:
         ConfigError: as `router_of`.
     """
     index = PrefixIndex(block_tokens=block_tokens, fingerprint=fingerprint)
-    return router_of(config, block_tokens, IndexedPrefixes(index), random.Random())
+    return router_of(config, block_tokens, IndexedPrefixes(index), random.Random(), splitting)
+
+
+def splitting_of(config: DisaggregationConfig) -> Splitting | None:
+    """When prompts are computed by prefill replicas; None where there are none."""
+    if not config.prefill:
+        return None
+    return Splitting(
+        rule=SplitRule(config.rule),
+        length_tokens=config.length_tokens,
+        queued=config.queued,
+        tokens_per_s=config.handover_tokens_per_s,
+    )
 
 
 def queue_of(config: RouterConfig) -> FairQueue:

@@ -1,6 +1,7 @@
 """Every knob, typed and documented; where its value comes from; what it means on this machine."""
 
 from kvist.config.cluster_schema import ClusterConfig, check_cluster, cluster_nodes
+from kvist.config.disaggregation_schema import DisaggregationConfig
 from kvist.config.gateway_schema import (
     GatewayConfig,
     GatewayLimitsConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "ConnectorConfig",
+    "DisaggregationConfig",
     "DramConfig",
     "EventsConfig",
     "GatewayConfig",

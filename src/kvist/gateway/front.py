@@ -18,6 +18,7 @@ from kvist.gateway.ask import Asked, Endpoint, read_body
 from kvist.gateway.bodies import Bodies
 from kvist.gateway.client import REQUEST_ID, Client, ClientGone
 from kvist.gateway.faults import Fault, unmet
+from kvist.gateway.handover import is_divisible
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.openapi import openapi
 from kvist.gateway.prompt import Prompts
@@ -166,6 +167,7 @@ class Front:
             lora=lora,
             session=fields.session_id or request.headers.get(_SESSION) or "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
+            undivided=not is_divisible(asked),
         )
 
     @contextmanager
@@ -222,7 +224,13 @@ class Front:
     def _replicas(self, request: web.BaseRequest) -> web.Response:
         self._operator(request)
         states = [
-            {"url": r.url, "healthy": r.healthy, "draining": r.draining, "open": len(r.open)}
+            {
+                "url": r.url,
+                "role": r.role,
+                "healthy": r.healthy,
+                "draining": r.draining,
+                "open": len(r.open),
+            }
             for r in self._parts.replicas.all()
         ]
         return _json({"replicas": states})

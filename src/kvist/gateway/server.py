@@ -43,7 +43,10 @@ _CLOSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What a gateway is made of. `tokens` None: nobody needs a key."""
+    """What a gateway is made of. `tokens` None: nobody needs a key.
+
+    The engines at `prefill_urls` only compute prompts for those at `urls`.
+    """
 
     urls: tuple[str, ...]
     router: Router
@@ -55,6 +58,7 @@ class Gateway:
     settings: Settings
     version: str
     tls: ssl.SSLContext | None = None
+    prefill_urls: tuple[str, ...] = ()
 
 
 async def serve(
@@ -67,7 +71,7 @@ async def serve(
     loop, settings = asyncio.get_running_loop(), gateway.settings
     async with open_session(settings) as session:
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
-        replicas = Replicas(gateway.urls, gateway.router, session, settings.timeouts, key)
+        replicas = Replicas(roles_of(gateway), gateway.router, session, settings.timeouts, key)
         waiting = Waiting(
             gateway.queue,
             gateway.router.has_room,
@@ -100,6 +104,13 @@ async def serve(
             await replicas.stop()
             gateway.prompts.close()
             gateway.tracer.close()
+
+
+def roles_of(gateway: Gateway) -> dict[str, str]:
+    """What each engine does, by its URL: `decode` beside such that only prefill, else `both`."""
+    answers = "decode" if gateway.prefill_urls else "both"
+    roles = dict.fromkeys(gateway.urls, answers)
+    return roles | dict.fromkeys(gateway.prefill_urls, "prefill")
 
 
 async def _drain(

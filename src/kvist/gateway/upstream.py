@@ -18,6 +18,7 @@ from kvist.gateway.settings import Settings
 _T = TypeVar("_T")
 MOST_ANSWER_BYTES = 256 << 20
 OK = 200
+ELSEWHERE = {429, 500, 502, 503, 504}  # another replica may do better
 # Of the connection, not of the message; or said anew on the other side.
 _OF_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
@@ -55,12 +56,14 @@ class Replica:
     """One engine, by its URL.
 
     Attributes:
+        role: `both`, `prefill` or `decode`.
         draining: it gets nothing new, by the operator's will.
         heard_s: when its last byte came, on the loop's clock.
         open: attempts that are under way.
     """
 
     url: str
+    role: str = "both"
     healthy: bool = False
     draining: bool = False
     heard_s: float = 0.0
