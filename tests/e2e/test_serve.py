@@ -23,6 +23,7 @@ import pytest
 
 from kvist.cli.serve_checks import free_port
 from kvist.cli.vllm_child import ServerFailed, VllmServer
+from kvist.node.place import engine_endpoints
 from kvist.tiers.ssd.lock import DirectoryLock
 
 TIMEOUT_S = 60
@@ -334,6 +335,11 @@ def test_options_of_vllm_pass_unchanged_and_kvists_reach_the_connector(start) ->
     assert transfer["kv_connector_extra_config"]["block_tokens"] == 256
     assert transfer["kv_connector_extra_config"]["store"]["ssd"]["capacity"] == 64 << 20
     assert [k for k in seen["env"] if k.startswith("KVIST_STORE")] == []
+    events = json.loads(args[args.index("--kv-events-config") + 1])
+    assert events["enable_kv_cache_events"] is True
+    assert (events["endpoint"], events["replay_endpoint"]) == engine_endpoints(
+        int(args[args.index("--port") + 1])
+    )
 
 
 def test_help_after_the_model_is_ours(model: Path, env: dict[str, str], tmp_path: Path) -> None:

@@ -14,6 +14,14 @@ if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)
 
 
+@pytest.fixture(scope="session")
+def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer's folder: a token a character."""
+    from gateway_thread import byte_tokenizer
+
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[StubEngine]:
     """An engine that answers at once."""

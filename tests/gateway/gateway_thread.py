@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import threading
 import time
@@ -11,17 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from typing import Any
 
-from kvist.assemble.routing import gateway_router, queue_of
-from kvist.config import RouterConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from kvist.assemble.gateway import open_gateway
+from kvist.assemble.routing import queue_of, router_of
+from kvist.config import RouterConfig, load_config
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.prompt import Prompts
 from kvist.gateway.server import Gateway, serve
 from kvist.gateway.settings import Settings, Timeouts
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.node.http.tokens import Tokens
+from kvist.router.candidates import Prefix
 from kvist.router.conductor import KvistRouter
+from kvist.router.index import PrefixIndex
+from kvist.router.prefixes import IndexedPrefixes
+from kvist.router.protocol import Router
 from kvist.router.splitting import Splitting
 from kvist.testing.stub_engine import StubEngine
 
@@ -34,9 +43,25 @@ class Running:
     """A gateway that serves; `router` is the one it asks."""
 
     port: int
-    router: KvistRouter
+    router: Router
     stop: Callable[[], None]
-    leaked: list[str] = field(default_factory=list)
+    prefixes: IndexedPrefixes | None = None
+
+    def holders(self, text: str) -> Mapping[str, Prefix]:
+        """What its router believes of a prompt."""
+        assert self.prefixes is not None
+        return self.prefixes.match(self.prefixes.keys(list(text.encode()), "", ""))
+
+    def events_of(self, engine: StubEngine) -> str:
+        """Whether an engine's events are heard."""
+        found = self.ask("/replicas")[1]["replicas"]
+        return str(next(r["events"] for r in found if r["url"] == engine.url))
+
+    def samples(self) -> dict[str, float]:
+        """The values of `/metrics`, by name with labels."""
+        page = self.ask("/metrics")[1]
+        lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def ask(
         self,
@@ -151,12 +176,10 @@ def serving(
     prompts: Prompts | None = None,
 ) -> Iterator[Running]:
     """A gateway in front of engines; no booking may be open when it ends."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    router = small_router(splitting)
     gateway = Gateway(
         urls=urls_of(engines),
         prefill_urls=urls_of(prefill),
-        router=router,
+        router=small_router(splitting),
         queue=queue_of(RouterConfig()),
         prompts=prompts or Prompts(None, None),
         limits=limits or TenantLimits(),
@@ -165,6 +188,25 @@ def serving(
         settings=settings or Settings(timeouts=HASTY, drain_s=5.0),
         version="1",
     )
+    with running(gateway, socket.create_server(("127.0.0.1", 0))) as found:
+        yield found
+
+
+@contextmanager
+def configured(engines: Sequence[StubEngine], folder: Path, *sets: str) -> Iterator[Running]:
+    """A gateway as `kvist gateway` makes it, which hears its engines. `folder`: a tokenizer's."""
+    listed = ",".join(f"{e.url}?events={e.events}&replay={e.replay}" for e in engines)
+    own = [f"gateway.replicas={listed}", f"gateway.tokenizer={folder}", "block_tokens=16"]
+    own += ["gateway.listen=127.0.0.1:0", "gateway.drain_s=5", "gateway.timeouts.health_s=1"]
+    gateway, listener = open_gateway(load_config(env={}, sets=[*own, *sets]).config)
+    with running(gateway, listener) as found:
+        yield found
+
+
+@contextmanager
+def running(gateway: Gateway, listener: socket.socket) -> Iterator[Running]:
+    """The gateway on a thread of its own; no booking may be open when it ends."""
+    router = gateway.router
     loop, ready = asyncio.new_event_loop(), threading.Event()
     stop: asyncio.Future[None] = loop.create_future()
 
@@ -181,8 +223,12 @@ def serving(
     thread.start()
     try:
         assert ready.wait(LIMIT_S)
-        running = Running(listener.getsockname()[1], router, lambda: loop.call_soon_threadsafe(end))
-        yield running
+        yield Running(
+            listener.getsockname()[1],
+            router,
+            lambda: loop.call_soon_threadsafe(end),
+            gateway.prefixes,
+        )
         eventually(lambda: router.booked == 0)
     finally:
         if thread.is_alive():
@@ -191,9 +237,21 @@ def serving(
         assert not thread.is_alive(), "the gateway does not end"
 
 
+def byte_tokenizer(folder: Path) -> Path:
+    """Writes a tokenizer that reads ASCII as stub engines do: a token a character."""
+    letters = {chr(i): i for i in range(1, 128)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
 def small_router(splitting: Splitting | None = None) -> KvistRouter:
     """A router as `kvist gateway` has it, but that it chooses in an order that tests foresee."""
-    return gateway_router(RouterConfig(policy="round-robin"), 16, bytes(32), splitting)
+    prefixes = IndexedPrefixes(PrefixIndex(block_tokens=16, fingerprint=bytes(32)))
+    config = RouterConfig(policy="round-robin")
+    return router_of(config, 16, prefixes, random.Random(), splitting=splitting)
 
 
 def urls_of(engines: Sequence[StubEngine | str]) -> tuple[str, ...]:

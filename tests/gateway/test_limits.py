@@ -6,7 +6,7 @@ import pytest
 from gateway_thread import HASTY, serving, stats
 
 from kvist.gateway.faults import Fault
-from kvist.gateway.limits import Bucket, TenantLimits
+from kvist.gateway.limits import Bucket, TenantLimits, Used
 from kvist.gateway.settings import Bounds, Settings
 from kvist.node.http.tokens import Tokens
 from kvist.testing.stub_engine import Pace, StubEngine
@@ -73,6 +73,102 @@ def test_only_so_many_requests_of_a_tenant_are_in_flight() -> None:
         limits.admit("", 1, 0.0)
     limits.leave("", 1, 0.0)
     limits.admit("", 1, 0.0)
+
+
+class Pair:
+    """Two gateways' accounts, which tell each other when they are told to."""
+
+    def __init__(self, **limits: int) -> None:
+        self.one = TenantLimits(expire_s=5.0, **limits)
+        self.two = TenantLimits(expire_s=5.0, **limits)
+
+    def tell(self, now_s: float) -> None:
+        """Each hears the other once."""
+        said = self.one.used(now_s), self.two.used(now_s)
+        self.two.hear("one", said[0], now_s)
+        self.one.hear("two", said[1], now_s)
+
+
+def admitted(limits: TenantLimits, most: int, now_s: float, tokens: int = 1) -> int:
+    """How many requests are let in."""
+    for count in range(most):
+        try:
+            limits.admit("", tokens, now_s)
+        except Fault:
+            return count
+    return most
+
+
+def test_what_one_gateway_lets_in_is_taken_from_the_other() -> None:
+    pair = Pair(requests_per_min=60)
+    pair.tell(0.0)
+    assert admitted(pair.one, 40, 0.0) == 40
+    pair.tell(0.0)
+    assert admitted(pair.two, 100, 0.0) == 20
+    pair.tell(0.0)
+    assert (admitted(pair.one, 1, 0.0), admitted(pair.two, 1, 0.0)) == (0, 0)
+    assert admitted(pair.one, 100, 10.0) == 10
+
+
+def test_what_both_let_in_at_once_is_taken_from_the_time_after() -> None:
+    pair = Pair(requests_per_min=60)
+    pair.tell(0.0)
+    both = admitted(pair.one, 60, 0.0) + admitted(pair.two, 60, 0.0)
+    assert both == 120
+    for now_s in range(1, 181):
+        pair.tell(float(now_s))
+        both += admitted(pair.one, 9, float(now_s)) + admitted(pair.two, 9, float(now_s))
+    assert 60 + 180 - 2 <= both <= 60 + 180 + 2
+
+
+def test_tokens_of_answers_count_at_all_gateways() -> None:
+    pair = Pair(tokens_per_min=600)
+    pair.tell(0.0)
+    pair.one.admit("", 100, 0.0)
+    pair.one.leave("", 700, 0.0)
+    pair.tell(0.0)
+    with pytest.raises(Fault, match="tokens a minute"):
+        pair.two.admit("", 1, 0.0)
+    pair.one.admit("", 100, 60.0)
+    pair.one.leave("", -50, 60.0)  # the engine counted fewer than the gateway had guessed
+    pair.tell(60.0)
+    pair.two.admit("", 250, 60.0)
+
+
+def test_lost_and_doubled_words_change_nothing() -> None:
+    pair = Pair(requests_per_min=60)
+    pair.tell(0.0)
+    assert admitted(pair.one, 30, 0.0) == 30
+    pair.one.used(0.0)
+    assert admitted(pair.one, 10, 0.0) == 10
+    for _ in range(3):
+        pair.tell(0.0)
+    assert admitted(pair.two, 60, 0.0) == 20
+
+
+def test_gateway_that_begins_takes_over_what_is_left() -> None:
+    pair = Pair(requests_per_min=60)
+    assert admitted(pair.one, 50, 0.0) == 50
+    pair.tell(1.0)
+    assert admitted(pair.two, 60, 1.0) == 11
+
+
+def test_requests_in_flight_count_at_all_gateways_until_one_is_silent() -> None:
+    pair = Pair(in_flight=2)
+    pair.one.admit("", 1, 0.0)
+    pair.one.admit("", 1, 0.0)
+    pair.tell(0.0)
+    with pytest.raises(Fault, match="in flight"):
+        pair.two.admit("", 1, 0.0)
+    pair.two.forget_silent(5.1)
+    pair.two.admit("", 1, 5.1)
+
+
+def test_only_tenants_with_a_limit_are_told_of() -> None:
+    limits = TenantLimits(requests_per_min={"a": 1})
+    limits.admit("a", 7, 0.0)
+    limits.admit("b", 7, 0.0)
+    assert limits.used(0.0) == {"a": Used(1.0, 7.0, 1, 0.0, None)}
 
 
 def test_keys_open_what_is_their_owners(engine: StubEngine) -> None:

@@ -7,7 +7,7 @@ import logging
 import re
 
 import pytest
-from gateway_thread import HASTY, Running, alone, eventually, serving, stats
+from gateway_thread import HASTY, alone, eventually, serving, stats
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -22,21 +22,14 @@ ASKED = {"model": "stub", "prompt": "told", "max_tokens": 5, "temperature": 0, "
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-def samples(gateway: Running) -> dict[str, float]:
-    """The page's values, by name with labels."""
-    page = gateway.ask("/metrics")[1]
-    lines = [line for line in page.splitlines() if line and not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-
 def test_requests_are_counted_by_how_they_ended(engine: StubEngine) -> None:
     with serving(engine) as gateway:
         gateway.stream(COMPLETIONS, ASKED)
         gateway.ask(COMPLETIONS, ASKED)
         gateway.ask(COMPLETIONS, b"{")
         gateway.ask(COMPLETIONS, ASKED | {"model": "none"})
-        eventually(lambda: samples(gateway)["kvist_gateway_requests_in_flight"] == 0)
-        found = samples(gateway)
+        eventually(lambda: gateway.samples()["kvist_gateway_requests_in_flight"] == 0)
+        found = gateway.samples()
         name = 'kvist_gateway_requests_total{endpoint="/v1/completions",outcome="%s"}'
         assert (found[name % "ok"], found[name % "invalid"]) == (2, 2)
         assert found['kvist_gateway_output_tokens_total{tenant=""}'] == 10
@@ -52,8 +45,8 @@ def test_broken_attempts_are_counted_with_the_way_on(engine: StubEngine) -> None
         settings = Settings(timeouts=type(HASTY)(token_s=0.2))
         with serving(stuck, engine, settings=settings) as gateway:
             assert gateway.stream(COMPLETIONS, ASKED).text == alone(engine, COMPLETIONS, ASKED).text
-            eventually(lambda: samples(gateway)["kvist_gateway_requests_in_flight"] == 0)
-            found = samples(gateway)
+            eventually(lambda: gateway.samples()["kvist_gateway_requests_in_flight"] == 0)
+            found = gateway.samples()
             assert found[f'kvist_gateway_broken_attempts_total{{replica="{stuck.url}"}}'] == 1
             ways = {n: v for n, v in found.items() if n.startswith("kvist_gateway_resumed_total")}
             assert sum(ways.values()) == 1

@@ -9,9 +9,11 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvist.cluster.record import (
+    Holds,
     NodeRecord,
     NodeState,
     TierSpace,
@@ -44,6 +46,7 @@ RECORD = NodeRecord(
     free_bytes=9,
     tiers=(TierSpace("dram", 1, 2),),
 )
+HOLDING = msgspec.structs.replace(RECORD, holds=Holds(16, ("0f" * 32,)))
 TS = 12.5
 
 
@@ -51,6 +54,7 @@ def _made() -> dict[str, str]:
     made = {n: encode_payload(e, ts=TS, block_tokens=16).hex() for n, e in EVENTS.items()}
     made["with a record"] = encode_payload((), ts=TS, block_tokens=16, record=RECORD).hex()
     made["record in discovery"] = encode_record(RECORD).decode()
+    made["record that holds"] = encode_record(HOLDING).decode()
     made["topic"] = topic_of("n1", 0x123).decode()
     return made
 
@@ -78,3 +82,4 @@ def test_golden_records_are_read_as_what_they_say() -> None:
     payload = bytes.fromhex(_golden()["with a record"])
     assert decode_message(topic_of("n1", 5), bytes(8), payload, source="").record == RECORD
     assert decode_record(_golden()["record in discovery"].encode()) == RECORD
+    assert decode_record(_golden()["record that holds"].encode()) == HOLDING

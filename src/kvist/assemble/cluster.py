@@ -13,7 +13,13 @@ from kvist.cluster.discovery.protocol import Discovery
 from kvist.cluster.member import Member, Settings
 from kvist.cluster.record import NodeRecord, NodeState
 from kvist.cluster.view import ClusterView
-from kvist.config import ClusterConfig, Config, check_cluster, cluster_nodes
+from kvist.config import (
+    ClusterConfig,
+    Config,
+    check_cluster,
+    check_discovery,
+    cluster_nodes,
+)
 from kvist.core.errors import ConfigError
 from kvist.native import digest
 from kvist.node.incarnation import begin_incarnation
@@ -52,7 +58,7 @@ def node_cluster(
             path="$.node.cluster.discovery",
             remedy="pip install 'kvist[cluster]'",
         ) from error
-    secret = _secret(config)
+    secret = event_secret(config)
 
     def join(blocks: str) -> ClusterNode:
         return ClusterNode(peering, lambda duties: _loop(config, place, secret, blocks, duties))
@@ -109,7 +115,21 @@ def _reachable(endpoint: str, host: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{shown}:{parts.port}"))
 
 
-def _secret(config: Config) -> str:
+def nodes_discovery(config: Config) -> Discovery | None:
+    """How somebody who is no node finds the nodes of this configuration; None if it has none.
+
+    Raises:
+        ConfigError: something is missing or cannot be used.
+        TierError: its medium failed.
+    """
+    knobs = config.node.cluster
+    if knobs.discovery == "none":
+        return None
+    check_discovery(knobs)
+    return _discovery(knobs)
+
+
+def event_secret(config: Config) -> str:
     """The secret of events, made of what the nodes share; empty if that is nothing.
 
     Raises:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 import ssl
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
-
-from kvist.assemble.routing import gateway_router, queue_of, splitting_of
+from kvist.assemble.gateway_peers import gateway_peers
+from kvist.assemble.hearing import hearing_of, loading_of, prefixes_of
+from kvist.assemble.replicas import prefill_entries, replica_entries
+from kvist.assemble.routing import queue_of, router_of, splitting_of
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
-from kvist.core.keys import RequestScope, seed_bytes
 from kvist.gateway.limits import TenantLimits
-from kvist.gateway.prompt import KeysOf, Prompts
+from kvist.gateway.prompt import Prompts
 from kvist.gateway.server import Gateway
 from kvist.gateway.settings import Bounds, Prefilling, Settings, Timeouts
 from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
-from kvist.native import chain_keys, digest
+from kvist.native import digest
 from kvist.node.http.tokens import Tokens, read_token
+from kvist.router.prefixes import IndexedPrefixes
 
 _SECTION = "$.gateway"
 _DOMAIN = b"kvist.gateway.v1"
@@ -36,69 +36,38 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         ConfigError: it cannot be as configured, or a package is missing.
     """
     wanted = config.gateway
-    fingerprint = _fingerprint(wanted)
-    pools = wanted.disaggregation
+    entries, prefills = replica_entries(wanted), prefill_entries(wanted)
+    everybody = (*entries, *prefills)
+    folder = Path(wanted.tokenizer).expanduser() if wanted.tokenizer else None
+    prefixes = prefixes_of(config, _fingerprint(wanted), everybody)
+    loading = loading_of(config.router, config.block_tokens, folder)
+    router = router_of(
+        config.router,
+        config.block_tokens,
+        prefixes,
+        random.Random(),
+        splitting=splitting_of(wanted.disaggregation),
+        loading=loading,
+        expire_s=wanted.peers.expire_s,
+    )
+    limits = _limits(wanted.limits, wanted.peers.expire_s)
     gateway = Gateway(
-        urls=replica_urls(wanted),
-        prefill_urls=prefill_urls(wanted),
-        router=gateway_router(config.router, config.block_tokens, fingerprint, splitting_of(pools)),
+        urls=tuple(entry.url for entry in entries),
+        prefill_urls=tuple(entry.url for entry in prefills),
+        router=router,
         queue=queue_of(config.router),
-        prompts=_prompts(wanted, config.block_tokens, fingerprint),
-        limits=_limits(wanted.limits),
+        prompts=_prompts(wanted, folder, prefixes),
+        limits=limits,
         tracer=_tracer(wanted.otlp_endpoint),
         tokens=_tokens(wanted),
         settings=_settings(wanted),
         version=metadata.version("kvist"),
         tls=_tls(wanted),
+        prefixes=prefixes,
+        hearing=hearing_of(config, prefixes, everybody),
+        peers=gateway_peers(wanted.peers, router, limits),
     )
     return gateway, _listener(wanted)
-
-
-def replica_urls(wanted: GatewayConfig) -> tuple[str, ...]:
-    """The URLs of the replicas, each once, without a slash at their end.
-
-    Raises:
-        ConfigError: there is none, or one is no URL.
-    """
-    urls = _urls(wanted.replicas, "replicas")
-    if not urls:
-        raise ConfigError(
-            "there is nobody to serve requests",
-            path=f"{_SECTION}.replicas",
-            remedy="name engines: kvist gateway http://127.0.0.1:8001 http://127.0.0.1:8002",
-        )
-    return urls
-
-
-def prefill_urls(wanted: GatewayConfig) -> tuple[str, ...]:
-    """The URLs of the prefill engines; none where there are no pools.
-
-    Raises:
-        ConfigError: one is no URL, or answers requests, too.
-    """
-    urls = _urls(wanted.disaggregation.prefill, "disaggregation.prefill")
-    both = set(urls) & set(replica_urls(wanted))
-    if both:
-        raise ConfigError(
-            f"{min(both)} is among gateway.replicas, too",
-            path=f"{_SECTION}.disaggregation.prefill",
-            remedy="name an engine once: it computes prompts for others, or it answers",
-        )
-    return urls
-
-
-def _urls(listed: str | tuple[str, ...], knob: str) -> tuple[str, ...]:
-    texts = listed.split(",") if isinstance(listed, str) else listed
-    urls = tuple(dict.fromkeys(text.strip().rstrip("/") for text in texts if text.strip()))
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(
-                f"{url!r} is no URL of an engine",
-                path=f"{_SECTION}.{knob}",
-                remedy="write http://127.0.0.1:8001",
-            )
-    return urls
 
 
 def _settings(wanted: GatewayConfig) -> Settings:
@@ -139,33 +108,24 @@ def _timeouts(wanted: GatewayTimeoutsConfig) -> Timeouts:
     )
 
 
-def _limits(wanted: GatewayLimitsConfig) -> TenantLimits:
+def _limits(wanted: GatewayLimitsConfig, expire_s: float) -> TenantLimits:
     return TenantLimits(
         requests_per_min=wanted.requests_per_min,
         tokens_per_min=wanted.tokens_per_min,
         in_flight=wanted.tenant_requests,
+        expire_s=expire_s,
     )
 
 
-def _prompts(wanted: GatewayConfig, block_tokens: int, fingerprint: bytes) -> Prompts:
-    if not wanted.tokenizer:
+def _prompts(wanted: GatewayConfig, folder: Path | None, prefixes: IndexedPrefixes) -> Prompts:
+    if folder is None:
         return Prompts(None, None)
-    folder = Path(wanted.tokenizer).expanduser()
-    keys_of = _keys_of(fingerprint, block_tokens)
-    return Prompts(ModelTokenizer(folder), keys_of, threads=wanted.tokenizer_threads)
+    return Prompts(ModelTokenizer(folder), prefixes.keys, threads=wanted.tokenizer_threads)
 
 
 def _fingerprint(wanted: GatewayConfig) -> bytes:
     """Of the keys that name prefixes for this gateway's router: no store's keyspace."""
     return digest(_DOMAIN + Path(wanted.tokenizer).name.encode())
-
-
-def _keys_of(fingerprint: bytes, block_tokens: int) -> KeysOf:
-    def keys_of(tokens: Sequence[int], lora: str, salt: str) -> tuple[bytes, ...]:
-        seed = digest(seed_bytes(fingerprint, RequestScope(lora, salt)))
-        return tuple(chain_keys(seed, np.asarray(tokens, np.uint32), block_tokens))
-
-    return keys_of
 
 
 def _tokens(wanted: GatewayConfig) -> Tokens | None:

@@ -1,4 +1,4 @@
-"""A router with its index, and a queue, from the configuration."""
+"""A router and a queue from the configuration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvist.cost.prefill import PrefillCoefficients, PrefillTimes
 from kvist.router.admission import Limits, Rule
 from kvist.router.candidates import Prefixes
 from kvist.router.conductor import KvistRouter, Setting
+from kvist.router.exchange import EXPIRES_S
 from kvist.router.fairness import FairQueue
-from kvist.router.index import PrefixIndex
 from kvist.router.policies.kvist import Settings
-from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.replicas import Speeds
+from kvist.router.serving import Loading
 from kvist.router.splitting import Rule as SplitRule
 from kvist.router.splitting import Splitting
 
@@ -29,7 +29,10 @@ def router_of(
     block_tokens: int,
     prefixes: Prefixes,
     stream: random.Random,
+    *,
     splitting: Splitting | None = None,
+    loading: Loading | None = None,
+    expire_s: float = EXPIRES_S,
 ) -> KvistRouter:
     """The router of a gateway; it learns speeds from the believed ones on.
 
@@ -37,6 +40,8 @@ def router_of(
         block_tokens: of the keys that requests will carry.
         prefixes: who holds what.
         splitting: when prompts go to prefill replicas.
+        loading: how KV comes from below HBM; None: only what is in HBM counts.
+        expire_s: of silence after which another gateway is forgotten.
 
     Raises:
         ConfigError: an unknown policy, or a scorer that cannot be loaded.
@@ -51,34 +56,16 @@ def router_of(
         limits=Limits(config.ttft_s, config.tbt_s),
         hold_s=config.hold_s,
         splitting=splitting,
+        expire_s=expire_s,
     )
     speeds = Speeds(
         PrefillTimes(prefill),
         DecodeTimes(decode),
         block_tokens,
+        loading,
         kv_tokens=config.kv_tokens or None,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
-
-
-def gateway_router(
-    config: RouterConfig,
-    block_tokens: int,
-    fingerprint: bytes,
-    splitting: Splitting | None = None,
-) -> KvistRouter:
-    """A router that knows what it sent where, and takes it to be there for some minutes.
-
-    Args:
-        block_tokens: of the keys that requests will carry.
-        fingerprint: of their keyspace, 32 bytes.
-        splitting: see `router_of`.
-
-    Raises:
-        ConfigError: as `router_of`.
-    """
-    index = PrefixIndex(block_tokens=block_tokens, fingerprint=fingerprint)
-    return router_of(config, block_tokens, IndexedPrefixes(index), random.Random(), splitting)
 
 
 def splitting_of(config: DisaggregationConfig) -> Splitting | None:

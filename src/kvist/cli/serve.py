@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvist.assemble import node_place
 from kvist.cli import screen, serve_checks, serve_fleet
+from kvist.cli.serve_events import events_args
 from kvist.cli.vllm_child import ServerFailed, VllmServer, phase_of, stop_signals
 from kvist.config import LoadedConfig, dram_bytes, read_machine, ssd_bytes, ssd_folder
 from kvist.core.errors import ConfigError
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         *("--host", args.host),
         *("--port", str(args.port)),
         *("--kv-transfer-config", serve_checks.transfer_config(loaded)),
+        *events_args(loaded.config.events, args.port, vllm_args),
         *vllm_args,
     ]
     env = serve_checks.server_env(package, cpu_kv_gib())

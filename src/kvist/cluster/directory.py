@@ -7,7 +7,7 @@ missing corrects the table, unless the table knows something newer than the answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvist.cluster.follower import Ask, Follower, Patience, Progress
@@ -66,11 +66,19 @@ class Limits:
     patience: Patience = field(default_factory=Patience)
 
 
+def no_pause() -> None:
+    """Goes on at once."""
+
+
 class Directory:
     """Key → holders. Not thread-safe: the caller's lock, but for `fetchable`."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(
+        self, limits: Limits | None = None, *, pause: Callable[[], None] = no_pause
+    ) -> None:
+        """`pause` is called between two events, and may let others have the caller's lock."""
         limits = limits or Limits()
+        self._pause = pause
         self._patience = limits.patience
         self._table = OwnerTable(limits.most_keys)
         self._sources: dict[str, _Source] = {}
@@ -111,6 +119,20 @@ class Directory:
         if source is not None:
             self._advance(source, source.follower.leap(now_s))
 
+    def reconnected(self, node: str, now_s: float) -> None:
+        """The connection to a publisher broke, and there is one again.
+
+        A Kvist node says which start of it speaks. A stock engine does not, so nothing that it said
+        before counts, and all is asked for that it still has.
+        """
+        source = self._sources.get(node)
+        if source is None or source.follower.incarnation:
+            return
+        self._void(source.number)
+        self.counts.restarts += 1
+        source.follower.anew(now_s)
+        self._asking[node] = source.follower
+
     def _advance(self, source: _Source, progress: Progress) -> None:
         if source.follower.complete:
             if self._asking:
@@ -123,7 +145,10 @@ class Directory:
         for ready in progress.batches:
             self.counts.batches += 1
             for event in ready.events:
+                if self._sources.get(source.follower.node) is not source:
+                    return  # it went in a pause
                 self._apply(source.number, event)
+                self._pause()
 
     def expect(self, node: str, incarnation: int, newest: int, now_s: float) -> None:
         """A publisher is said to have published up to `newest`; what lacks is asked for."""
@@ -138,6 +163,8 @@ class Directory:
 
     def asks(self, now_s: float) -> list[Ask]:
         """What to ask publishers for now, so that gaps close."""
+        for follower in [f for f in self._asking.values() if f.is_unanswered(now_s)]:
+            self._advance(self._sources[follower.node], follower.leap(now_s))
         asks = [a for f in self._asking.values() if (a := f.ask(now_s)) is not None]
         self.counts.asks += len(asks)
         return asks

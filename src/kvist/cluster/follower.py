@@ -9,9 +9,12 @@
 
 An ask is repeated, ever more rarely, until the gap is closed. No other clock is ever read.
 
-A stock engine names no incarnation (0); a number 0 after others says that it was restarted, unless
-it answers an ask. It makes no dumps: where its replay begins later than what was asked for, the
-reader goes on from there (`leap`), and what it knew of before is void.
+A stock engine names no incarnation (0). Its messages come over one connection, in order, so a
+number that is not above the last one, or a 0 after others, says that it was restarted, unless it
+answers an ask. It makes no dumps: where its replay begins later than what was asked for, or nobody
+answers `most_asks` times, the reader goes on from what it has (`leap`), and what it knew of before
+is void. Where the connection to it broke, it may have been restarted with nobody hearing its first
+messages: everything is asked for again (`anew`).
 """
 
 from __future__ import annotations
@@ -35,12 +38,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long readers wait. `patience_s`: for a message that may only be late."""
+    """How long readers wait. `patience_s`: for a message that may only be late.
+
+    `most_asks`: of a stock engine in a row, until a reader does without an answer.
+    """
 
     patience_s: float = 0.05
     retry_s: float = 0.5
     most_retry_s: float = 8.0
     most_held: int = 256
+    most_asks: int = 4
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -63,8 +70,10 @@ class Follower:
 
     __slots__ = (
         "_ask_at_s",
+        "_asks",
         "_held",
         "_in_gap",
+        "_live",
         "_newest",
         "_patience",
         "_retry_s",
@@ -84,6 +93,8 @@ class Follower:
         self._patience = patience
         self._held: dict[int, Batch] = {}
         self._newest = -1  # the highest number that was heard of
+        self._live = -1  # of the last message that came by itself
+        self._asks = 0  # since anything was applied
         self._in_gap = False
         self._ask_at_s = math.inf
         self._retry_s = patience.retry_s
@@ -98,15 +109,15 @@ class Follower:
         following = batch.number == self.last + 1 and batch.incarnation == self.incarnation
         if following and self.last == self._newest:  # as nearly all are
             self.last = self._newest = batch.number
+            self._live = self._live if batch.replayed else batch.number
             return Progress((batch,))
         if batch.incarnation < self.incarnation:
             self.stale += 1
             return _NOTHING
-        first = batch.incarnation == 0 and batch.number == 0 and not batch.replayed
-        anew = first and self.last > 0
-        restarted = anew or batch.incarnation > self.incarnation
+        restarted = self._begins_anew(batch)
         if restarted:
             self._begin(batch.incarnation)
+        self._live = self._live if batch.replayed else batch.number
         self._newest = max(self._newest, batch.number)
         if batch.number <= self.last:
             self.duplicates += 1
@@ -122,6 +133,16 @@ class Follower:
             return _NOTHING
         oldest = self._held.pop(min(self._held))
         return Progress(self._applied(oldest, now_s), restarted=True)
+
+    def anew(self, now_s: float) -> None:
+        """A stock engine's stream may have begun anew: all of it is asked for."""
+        self._begin(0)
+        self._newest, self._ask_at_s = 0, now_s
+
+    def is_unanswered(self, now_s: float) -> bool:
+        """Whether a stock engine does not answer, and something of it could be applied."""
+        waited = now_s >= self._ask_at_s and self._asks >= self._patience.most_asks
+        return waited and self.incarnation == 0 and bool(self._held)
 
     def expect(self, incarnation: int, newest: int, now_s: float) -> None:
         """The publisher is said to have published up to `newest`; what lacks is asked for."""
@@ -139,6 +160,7 @@ class Follower:
             return None
         self.gaps += not self._in_gap and self.last >= 0  # a start is none
         self._in_gap = True
+        self._asks += 1
         self._ask_at_s = now_s + self._retry_s
         self._retry_s = min(2 * self._retry_s, self._patience.most_retry_s)
         return Ask(self.node, self.incarnation, self.last + 1)
@@ -153,13 +175,21 @@ class Follower:
         if self._held:
             self._held = {n: b for n, b in self._held.items() if n > self.last}
         self._retry_s = self._patience.retry_s
+        self._asks = 0
         self._in_gap = self._in_gap and not self.complete
         self._ask_at_s = math.inf if self.complete else now_s + self._patience.patience_s
         return tuple(ready)
 
+    def _begins_anew(self, batch: Batch) -> bool:
+        """Whether a message is of a later start than those before it."""
+        if batch.incarnation or batch.replayed:
+            return batch.incarnation > self.incarnation
+        return batch.number <= self._live or (batch.number == 0 and self.last > 0)
+
     def _begin(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.last = self._newest = -1
+        self.last = self._newest = self._live = -1
+        self._asks = 0
         self._held.clear()
         self._in_gap = False
         self._ask_at_s = math.inf

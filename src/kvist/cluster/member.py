@@ -23,7 +23,7 @@ from kvist.cluster.follower import Ask
 from kvist.cluster.log import EventLog, Sealed
 from kvist.cluster.membership import Timings
 from kvist.cluster.placement import own_weight
-from kvist.cluster.record import NodeRecord, NodeState, TierSpace
+from kvist.cluster.record import Holds, NodeRecord, NodeState, TierSpace
 from kvist.cluster.replication import Offer, Pace, Replicator, Scene
 from kvist.cluster.view import DEFAULT_REPLICAS, ClusterView
 from kvist.cluster.wire import Batch
@@ -48,10 +48,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What the node's tiers hold now. `free_bytes`: what it offers to others' blocks."""
+    """What the node's tiers hold now.
+
+    `free_bytes`: what it offers to others' blocks; `keyspaces`: whose blocks these are, as in
+    `record.Holds`.
+    """
 
     free_bytes: int
     tiers: tuple[TierSpace, ...] = ()
+    keyspaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,9 @@ class Member:
                 age_s=now_s - self._started_s,
                 slow_start_s=self._settings.slow_start_s,
             )
+        holds: Holds | msgspec.UnsetType = msgspec.UNSET
+        if space.keyspaces:
+            holds = Holds(self._settings.block_tokens, space.keyspaces)
         return msgspec.structs.replace(
             self._record,
             version=self._record.version + 1,
@@ -196,4 +204,5 @@ class Member:
             free_bytes=space.free_bytes,
             newest=self.log.number + 1,  # the batch that carries the record
             tiers=space.tiers,
+            holds=holds,
         )

@@ -15,6 +15,7 @@ MOST_RECORD_BYTES = 8192
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@\s/]+$")]
 Place = Annotated[str, Meta(max_length=512)]
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -35,6 +36,13 @@ class TierSpace(msgspec.Struct, frozen=True, gc=False):
     capacity_bytes: Count
 
 
+class Holds(msgspec.Struct, frozen=True, gc=False):
+    """Whose blocks a node has: the fingerprints of its open keyspaces, in hexadecimal."""
+
+    block_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    keyspaces: Annotated[tuple[Fingerprint, ...], Meta(max_length=64)]
+
+
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """One node as it was when it wrote this.
 
@@ -49,6 +57,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
         weight: share of the replicas that it offers to take (`placement.own_weight`); 0: none.
         free_bytes: what it could take now.
         group_blocks: cut of the prefix groups (`placement.group_keys`); equal in a whole cluster.
+        holds: whose blocks it has; not written where there are none.
     """
 
     node: Name
@@ -65,6 +74,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     tiers: Annotated[tuple[TierSpace, ...], Meta(max_length=8)] = ()
     group_blocks: Annotated[int, Meta(ge=1, le=1 << 16)] = 16
     format: Count = RECORD_VERSION
+    holds: Holds | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def age(self) -> tuple[int, int]:

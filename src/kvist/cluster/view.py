@@ -61,6 +61,10 @@ class ClusterView:
         """As `Directory.answered`."""
         self.directory.answered(node, now_s)
 
+    def reconnected(self, node: str, now_s: float) -> None:
+        """As `Directory.reconnected`."""
+        self.directory.reconnected(node, now_s)
+
     def meet(self, record: NodeRecord, now_s: float) -> Change | None:
         """A node's record that came by another way than its events."""
         change = self.membership.hear(record, now_s)

@@ -1,7 +1,13 @@
 """Every knob, typed and documented; where its value comes from; what it means on this machine."""
 
-from kvist.config.cluster_schema import ClusterConfig, check_cluster, cluster_nodes
+from kvist.config.cluster_schema import (
+    ClusterConfig,
+    check_cluster,
+    check_discovery,
+    cluster_nodes,
+)
 from kvist.config.disaggregation_schema import DisaggregationConfig
+from kvist.config.gateway_peers_schema import GatewayEventsConfig, GatewayPeersConfig
 from kvist.config.gateway_schema import (
     GatewayConfig,
     GatewayLimitsConfig,
@@ -44,7 +50,9 @@ __all__ = [
     "DramConfig",
     "EventsConfig",
     "GatewayConfig",
+    "GatewayEventsConfig",
     "GatewayLimitsConfig",
+    "GatewayPeersConfig",
     "GatewayTimeoutsConfig",
     "Knob",
     "LoadedConfig",
@@ -58,6 +66,7 @@ __all__ = [
     "StoreConfig",
     "as_mapping",
     "check_cluster",
+    "check_discovery",
     "check_peers",
     "cluster_nodes",
     "dram_bytes",

@@ -108,6 +108,21 @@ def cluster_nodes(cluster: ClusterConfig) -> tuple[str, ...]:
     return tuple(text.strip() for text in texts if text.strip())
 
 
+def check_discovery(cluster: ClusterConfig) -> None:
+    """Whether discovery has what it needs.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    needed = _NEEDED.get(cluster.discovery)
+    if needed is not None and not getattr(cluster, needed):
+        raise ConfigError(
+            f"discovery by {cluster.discovery} needs it",
+            path=f"$.node.cluster.{needed}",
+            remedy=f"set node.cluster.{needed}",
+        )
+
+
 def check_cluster(cluster: ClusterConfig, peers: PeersConfig) -> None:
     """What can be said without reading a file or binding a port.
 
@@ -116,13 +131,7 @@ def check_cluster(cluster: ClusterConfig, peers: PeersConfig) -> None:
     """
     if cluster.discovery == "none":
         return
-    needed = _NEEDED.get(cluster.discovery)
-    if needed is not None and not getattr(cluster, needed):
-        raise ConfigError(
-            f"discovery by {cluster.discovery} needs it",
-            path=f"$.node.cluster.{needed}",
-            remedy=f"set node.cluster.{needed}",
-        )
+    check_discovery(cluster)
     if not _NAME.fullmatch(cluster.name):
         raise ConfigError(
             f"{cluster.name!r} is no name of a node",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from kvist.config.disaggregation_schema import DisaggregationConfig
+from kvist.config.gateway_peers_schema import GatewayEventsConfig, GatewayPeersConfig
 from kvist.config.store_schema import MIB, SIZE, Section
 
 _Rate = Annotated[int, Meta(ge=0)]
@@ -129,7 +130,10 @@ class GatewayConfig(Section, frozen=True):
         str | tuple[str, ...],
         Meta(
             description="URLs of the engines, such as `http://127.0.0.1:8001`, which all serve the "
-            "same model: a list, or one text with commas."
+            "same model: a list, or one text with commas. Behind one may stand "
+            "`?events=tcp://HOST:5557&replay=tcp://HOST:5558` (where it publishes KV events, and "
+            "replays them) and `node=NAME` (the Kvist node that it reads from, if it is not the "
+            "only one on its host)."
         ),
     ] = ""
     tenants: Annotated[
@@ -197,3 +201,5 @@ class GatewayConfig(Section, frozen=True):
     tls: GatewayTlsConfig = msgspec.field(default_factory=GatewayTlsConfig)
     timeouts: GatewayTimeoutsConfig = msgspec.field(default_factory=GatewayTimeoutsConfig)
     limits: GatewayLimitsConfig = msgspec.field(default_factory=GatewayLimitsConfig)
+    events: GatewayEventsConfig = msgspec.field(default_factory=GatewayEventsConfig)
+    peers: GatewayPeersConfig = msgspec.field(default_factory=GatewayPeersConfig)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from kvist.config.store_schema import Section
+from kvist.config.store_schema import GIB, SIZE, Section
 
 _Weight = Annotated[float, Meta(gt=0)]
 TenantWeight = Annotated[
@@ -88,6 +88,31 @@ class RouterConfig(Section, frozen=True):
             "beyond, requests wait for others to end. 0: not known.",
         ),
     ] = 0
+    kv_token_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of KV of one token, which say how long blocks take to come from "
+            "below HBM. 0: as the `config.json` in `gateway.tokenizer` has it; where that is "
+            "not to be had, only what is in HBM counts.",
+            extra=SIZE,
+        ),
+    ] = 0
+    dram_bytes_per_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes a second that an engine loads from its host's DRAM; 0: never.",
+            extra=SIZE,
+        ),
+    ] = 10 * GIB
+    ssd_bytes_per_s: Annotated[
+        int, Meta(ge=0, description="Likewise, from its node's SSD.", extra=SIZE)
+    ] = 5 * GIB
+    peer_bytes_per_s: Annotated[
+        int,
+        Meta(ge=0, description="Likewise, from the nodes of other hosts.", extra=SIZE),
+    ] = 2 * GIB
     hold_s: Annotated[
         float,
         Meta(

@@ -47,7 +47,10 @@ class _Drain(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a front is made of. `tokens` None: nobody needs a key."""
+    """What a front is made of. `tokens` None: nobody needs a key.
+
+    `events` says of a replica whether its events are heard.
+    """
 
     relay: Relay
     replicas: Replicas
@@ -58,6 +61,7 @@ class Parts:
     tokens: Tokens | None
     settings: Settings
     version: str
+    events: Callable[[str], str]
 
 
 class Front:
@@ -230,6 +234,7 @@ class Front:
                 "healthy": r.healthy,
                 "draining": r.draining,
                 "open": len(r.open),
+                "events": self._parts.events(r.url),
             }
             for r in self._parts.replicas.all()
         ]

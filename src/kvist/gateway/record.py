@@ -13,7 +13,8 @@ Prefill = Literal["ok", "late", "lost", "refused", "cancelled"]
 class Record(msgspec.Struct, kw_only=True):
     """A request's line in the log; seconds, and tokens as the engine counts them where it does.
 
-    `hit_tokens` are those that the router expected in a cache, `cached_tokens` those that the
+    `hit_tokens` are those that the router expected in a cache, and `hit_tiers` in which (`hbm`,
+    `dram`, `ssd`, `peer`), at the first replica that was chosen; `cached_tokens` those that the
     engine says it found; `reasons` say for each attempt why its replica was chosen, `broke` what
     went wrong with those that failed. `splits` say for each choice where the prompt is computed and
     why, `prefills` which replicas computed it for another, `prefilled` how each of these ended.
@@ -29,6 +30,7 @@ class Record(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     hit_tokens: int = 0
+    hit_tiers: dict[str, int] = {}
     cached_tokens: int | None = None
     replicas: list[str] = []
     reasons: list[str] = []

@@ -135,6 +135,7 @@ class Relay:
             record.splits = [*record.splits, choice.split]
         if record.predicted_ttft_s is None:
             record.predicted_ttft_s, record.hit_tokens = choice.ttft_s, choice.hit_tokens
+            record.hit_tiers = dict(choice.hit_tiers)
         try:
             yield choice
         except Broken:

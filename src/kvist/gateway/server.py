@@ -10,7 +10,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +20,9 @@ from aiohttp import web
 
 from kvist.gateway.faults import Fault
 from kvist.gateway.front import Front, Parts
+from kvist.gateway.hearing import Hearing
 from kvist.gateway.limits import TenantLimits
+from kvist.gateway.peers import Peers
 from kvist.gateway.prompt import Prompts
 from kvist.gateway.relay import Relay
 from kvist.gateway.replicas import Replicas
@@ -30,6 +33,7 @@ from kvist.gateway.upstream import open_session
 from kvist.gateway.waiting import Waiting
 from kvist.node.http.tokens import Tokens
 from kvist.router.fairness import FairQueue
+from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.protocol import Router
 
 _log = logging.getLogger(__name__)
@@ -43,9 +47,14 @@ _CLOSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What a gateway is made of. `tokens` None: nobody needs a key.
+    """What a gateway is made of.
 
-    The engines at `prefill_urls` only compute prompts for those at `urls`.
+    Attributes:
+        prefill_urls: engines that only compute prompts for those at `urls`.
+        tokens: None: nobody needs a key.
+        prefixes: what the router knows of prefixes; None: nothing that can be measured.
+        hearing: what fills it; None: what engines and nodes say is not heard.
+        peers: other gateways; None: it is alone.
     """
 
     urls: tuple[str, ...]
@@ -59,6 +68,21 @@ class Gateway:
     version: str
     tls: ssl.SSLContext | None = None
     prefill_urls: tuple[str, ...] = ()
+    prefixes: IndexedPrefixes | None = None
+    hearing: Hearing | None = None
+    peers: Peers | None = None
+
+    def measures(self) -> dict[str, float]:
+        """Those of its parts that are not requests', under the names of `kvist.metrics`."""
+        found: dict[str, float] = {}
+        for part in (self.prefixes, self.hearing, self.peers):
+            if part is not None:
+                found |= part.measures()
+        return found
+
+    def events_of(self, replica: str) -> str:
+        """What is known of a replica by its events; see `Hearing.state`."""
+        return self.hearing.state(replica) if self.hearing is not None else "silent"
 
 
 async def serve(
@@ -69,7 +93,7 @@ async def serve(
 ) -> None:
     """Serves on `listener` until `stop` is done, and then until nothing is under way."""
     loop, settings = asyncio.get_running_loop(), gateway.settings
-    async with open_session(settings) as session:
+    async with open_session(settings) as session, _beside(gateway):
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
         replicas = Replicas(roles_of(gateway), gateway.router, session, settings.timeouts, key)
         waiting = Waiting(
@@ -78,7 +102,9 @@ async def serve(
             loop.time,
             most_s=settings.timeouts.first_token_s,
         )
-        telemetry = Telemetry(lambda: front.in_flight, lambda: gateway.router.booked)
+        telemetry = Telemetry(
+            lambda: front.in_flight, lambda: gateway.router.booked, gateway.measures
+        )
         parts = Parts(
             relay=Relay(gateway.router, replicas, waiting, session, settings, loop.time),
             replicas=replicas,
@@ -89,6 +115,7 @@ async def serve(
             tokens=gateway.tokens,
             settings=settings,
             version=gateway.version,
+            events=gateway.events_of,
         )
         front = Front(parts, loop.time)
         await replicas.start()
@@ -111,6 +138,27 @@ def roles_of(gateway: Gateway) -> dict[str, str]:
     answers = "decode" if gateway.prefill_urls else "both"
     roles = dict.fromkeys(gateway.urls, answers)
     return roles | dict.fromkeys(gateway.prefill_urls, "prefill")
+
+
+@asynccontextmanager
+async def _beside(gateway: Gateway) -> AsyncIterator[None]:
+    """Hears engines, nodes and other gateways, and tells these, while the body runs."""
+    hearing, peers = gateway.hearing, gateway.peers
+    async with AsyncExitStack() as stack:
+        if hearing is not None:
+            hearing.start()
+            stack.push_async_callback(asyncio.to_thread, hearing.close)
+        if peers is not None:
+            stack.callback(peers.close)
+            told = asyncio.create_task(peers.run(asyncio.get_running_loop().time))
+            stack.push_async_callback(_ended, told)
+        yield
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 async def _drain(

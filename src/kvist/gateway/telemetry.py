@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric as PromMetric
 
 from kvist.gateway.record import Record
 from kvist.metrics import BY_NAME
@@ -16,12 +17,41 @@ _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOOK_S = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 
+class _Measured:
+    """Values that others keep; a label's value follows its metric's name after a dot."""
+
+    def __init__(self, measures: Callable[[], Mapping[str, float]]) -> None:
+        self._measures = measures
+
+    def describe(self) -> Iterable[PromMetric]:
+        """Nothing: registering asks for no values."""
+        return ()
+
+    def collect(self) -> Iterator[PromMetric]:
+        """The values now."""
+        families: dict[str, PromMetric] = {}
+        for sample, value in self._measures().items():
+            name, dot, label = sample.partition(".")
+            metric = BY_NAME[name]
+            if name not in families:
+                kind = metric.kind.value
+                families[name] = PromMetric(name.removesuffix("_total"), metric.description, kind)
+            families[name].add_sample(name, {metric.labels[0]: label} if dot else {}, value)
+        yield from families.values()
+
+
 class Telemetry:
     """The samples of one gateway."""
 
-    def __init__(self, in_flight: Callable[[], int], booked: Callable[[], int]) -> None:
-        """`in_flight` and `booked` are asked when the page is."""
+    def __init__(
+        self,
+        in_flight: Callable[[], int],
+        booked: Callable[[], int],
+        measures: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """All are asked when the page is; `measures` gives values by the names of metrics."""
         self._registry = CollectorRegistry()
+        self._registry.register(_Measured(measures))
         self._requests = self._counter("kvist_gateway_requests_total")
         self._prompt = self._counter("kvist_gateway_prompt_tokens_total")
         self._output = self._counter("kvist_gateway_output_tokens_total")

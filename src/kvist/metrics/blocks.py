@@ -167,6 +167,16 @@ BLOCKS: tuple[Metric, ...] = (
         "kvist_event_asks_total", _C, "asks", "Asks for missing batches that were sent to nodes."
     ),
     Metric(
+        "kvist_event_restarts_total",
+        _C,
+        "streams",
+        "Streams of events that began anew, after a restart or a loss that nobody could replay: "
+        "what was known of that publisher before is void.",
+    ),
+    Metric(
+        "kvist_event_unreadable_total", _C, "messages", "Messages of events that could not be read."
+    ),
+    Metric(
         "kvist_event_dumps_total",
         _C,
         "dumps",

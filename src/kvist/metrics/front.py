@@ -51,6 +51,19 @@ FRONT: tuple[Metric, ...] = (
         "bookings",
         "Requests that a gateway's router has in its books.",
     ),
+    Metric(
+        "kvist_gateway_peers",
+        _G,
+        "gateways",
+        "Other gateways that were heard lately: their bookings count.",
+    ),
+    Metric("kvist_gateway_peer_words_total", _C, "words", "Words of other gateways that count."),
+    Metric(
+        "kvist_gateway_peer_words_refused_total",
+        _C,
+        "words",
+        "Words of other gateways that could not be read, came late, or are beyond a limit.",
+    ),
     Metric("kvist_gateway_prompt_tokens_total", _C, "tokens", "Tokens of prompts.", ("tenant",)),
     Metric("kvist_gateway_output_tokens_total", _C, "tokens", "Tokens of answers.", ("tenant",)),
     Metric(

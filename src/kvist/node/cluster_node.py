@@ -153,7 +153,8 @@ class ClusterNode:
             lasting = spaces.get(Tier.SSD, spaces[Tier.DRAM])
             free_bytes += max(0, lasting.capacity_bytes - lasting.used_bytes)
         tiers = tuple(TierSpace(tier.value, *total) for tier, total in totals.items())
-        return Space(free_bytes if self._peering.listen is not None else 0, tiers)
+        named = tuple(sorted(keyspace.attach.fingerprint.hex() for keyspace in self._keyspaces))
+        return Space(free_bytes if self._peering.listen is not None else 0, tiers, named)
 
     def _follow(self, neighbours: Sequence[Neighbour]) -> None:
         """Who is there now, and where blocks can be read."""

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import zmq
-
 from kvist.cluster.directory import Position
 from kvist.cluster.discovery.protocol import Discovery
 from kvist.cluster.measures import measures
@@ -26,7 +24,7 @@ from kvist.cluster.wire import topic_of
 from kvist.core.errors import KvistError
 from kvist.core.events import KvEvent
 from kvist.core.keys import Key
-from kvist.node.events import EventLines, EventPorts
+from kvist.node.events import EventLines, EventPorts, Poll
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -86,8 +84,7 @@ class ClusterLoop:
         self._discovery = discovery
         self._duties = duties
         self._rhythm = rhythm or Rhythm()
-        self._poller = zmq.Poller()
-        self._polled: set[object] = set()
+        self._poll = Poll()
         self._tick_s = 0.0
         self._recorded: deque[tuple[KvEvent, bytes]] = deque()
         self._found: list[NodeRecord] | None = None
@@ -198,12 +195,15 @@ class ClusterLoop:
 
     def step(self, wait_s: float = _POLL_S) -> None:
         """Waits for messages, `wait_s` at most, and does what is due."""
-        self._poll(wait_s)
+        self._poll.wait((*self._ports.sockets, *self._lines.sockets), wait_s)
         now_s, wall_s = time.monotonic(), time.time()
+        back = self._lines.reconnected()
         heard = list(self._lines.receive())
         found, self._found = self._found, None
         with self.lock:
             self._take_recorded()
+            for node in back:
+                self.member.view.reconnected(node, now_s)
             for batch in heard:
                 self.member.hear(batch, now_s)
             for node in self._lines.answered():
@@ -265,15 +265,6 @@ class ClusterLoop:
         for _ in range(len(self._recorded)):
             event, scope = self._recorded.popleft()
             self.member.record(event, scope)
-
-    def _poll(self, wait_s: float) -> None:
-        wanted = {*self._ports.sockets, *self._lines.sockets}
-        for socket in self._polled - wanted:
-            self._poller.unregister(socket)
-        for socket in wanted - self._polled:
-            self._poller.register(socket, zmq.POLLIN)
-        self._polled = wanted
-        self._poller.poll(round(wait_s * 1000))
 
     def _run(self) -> None:
         while not self._stop.is_set():

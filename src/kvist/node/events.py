@@ -47,10 +47,15 @@ def secret_of(token: bytes) -> str:
     return str(z85.encode(digest(_PURPOSE + token)).decode())
 
 
-class _Sockets:
+class Sockets:
     """Makes sockets that take no endless message, and wait for nobody when they are closed."""
 
-    def __init__(self, secret: str, most_queued: int) -> None:
+    def __init__(self, secret: str, most_queued: int = MOST_QUEUED) -> None:
+        """`secret`: 40 characters of Z85, which seal what is sent; empty: it goes in the clear.
+
+        Raises:
+            ConfigError: the secret is none.
+        """
         self._most_queued = most_queued
         self._secret = secret.encode()
         try:
@@ -79,9 +84,14 @@ class _Sockets:
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
         return socket
 
-    def client(self, kind: int, endpoint: str) -> Any:
-        """A connecting socket; `None` for an endpoint that is none."""
+    def client(self, kind: int, endpoint: str, *, watched: bool = False) -> Any:
+        """A connecting socket; `None` for an endpoint that is none.
+
+        `watched`: its monitor gets a message whenever a connection comes up.
+        """
         socket = self._made(kind)
+        if watched:
+            socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
@@ -89,6 +99,9 @@ class _Sockets:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError:
+            if watched:
+                socket.get_monitor_socket().close()
+                socket.disable_monitor()
             socket.close()
             return None
         return socket
@@ -100,6 +113,24 @@ class _Sockets:
         socket.setsockopt(zmq.SNDHWM, self._most_queued)
         socket.setsockopt(zmq.RCVHWM, self._most_queued)
         return socket
+
+
+class Poll:
+    """Waits for messages on sockets that come and go. For one thread."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._polled: set[Any] = set()
+
+    def wait(self, sockets: Iterable[Any], most_s: float) -> None:
+        """Returns when one of them has a message, or after `most_s` seconds."""
+        wanted = set(sockets)
+        for socket in self._polled - wanted:
+            self._poller.unregister(socket)
+        for socket in wanted - self._polled:
+            self._poller.register(socket, zmq.POLLIN)
+        self._polled = wanted
+        self._poller.poll(round(most_s * 1000))
 
 
 class EventPorts:
@@ -114,7 +145,7 @@ class EventPorts:
             ConfigError: others could reach a port and there is no secret.
             OSError: an endpoint cannot be bound.
         """
-        sockets = _Sockets(secret, most_queued)
+        sockets = Sockets(secret, most_queued)
         self._events = sockets.server(zmq.PUB, events)
         try:
             self._replay = sockets.server(zmq.ROUTER, replay)
@@ -134,12 +165,12 @@ class EventPorts:
     def publish(self, topic: bytes, batches: Iterable[Sealed]) -> None:
         """Sends batches to whoever listens."""
         for batch in batches:
-            _send(self._events, [topic, _written(batch.number), batch.payload])
+            send(self._events, [topic, _written(batch.number), batch.payload])
 
     def answer(self, topic: bytes, since: Callable[[int], Sequence[Sealed]]) -> int:
         """Answers the asks that have come; `since(number)` gives the batches. Returns how many."""
         for answered in range(_MOST_ASKS):
-            frames = _received(self._replay)
+            frames = received(self._replay)
             if frames is None:
                 return answered
             if len(frames) != 3 or len(frames[2]) != NUMBER_BYTES:
@@ -148,9 +179,9 @@ class EventPorts:
             client, number = frames[0], int.from_bytes(frames[2], "big")
             for batch in list(since(number))[:_MOST_ANSWER]:
                 message = [client, b"", topic, _written(batch.number), batch.payload]
-                if not _send(self._replay, message):
+                if not send(self._replay, message):
                     break
-            _send(self._replay, [client, b"", b"", END_NUMBER, b""])
+            send(self._replay, [client, b"", b"", END_NUMBER, b""])
         return _MOST_ASKS
 
     def close(self) -> None:
@@ -162,17 +193,30 @@ class EventPorts:
 class _Line:
     """What connects to one other node."""
 
-    def __init__(self, sockets: _Sockets, record: NodeRecord) -> None:
+    def __init__(self, sockets: Sockets, record: NodeRecord) -> None:
         self.place = (record.events, record.replay)
-        self.events = sockets.client(zmq.SUB, record.events) if record.events else None
+        watched = not record.incarnation  # others say themselves that they were restarted
+        self.events = sockets.client(zmq.SUB, record.events, watched=watched)
         self.replay = sockets.client(zmq.DEALER, record.replay) if record.replay else None
+        self._monitor: Any = None
+        self._connected = 0  # times
         if self.events is not None:
+            self._monitor = self.events.get_monitor_socket() if watched else None
             self.events.setsockopt(zmq.SUBSCRIBE, b"")
 
     def sockets(self) -> list[Any]:
-        return [socket for socket in (self.events, self.replay) if socket is not None]
+        return [s for s in (self.events, self.replay, self._monitor) if s is not None]
+
+    def is_back(self) -> bool:
+        """Whether the connection came up since the last call, and not for the first time."""
+        before = self._connected
+        while self._monitor is not None and received(self._monitor) is not None:
+            self._connected += 1
+        return self._connected > max(before, 1)
 
     def close(self) -> None:
+        if self._monitor is not None:
+            self.events.disable_monitor()
         for socket in self.sockets():
             socket.close()
 
@@ -181,7 +225,7 @@ class EventLines:
     """Connections to all other nodes, one line each, so nobody speaks for another. One thread."""
 
     def __init__(self, *, secret: str = "", most_queued: int = MOST_QUEUED) -> None:
-        self._sockets = _Sockets(secret, most_queued)
+        self._sockets = Sockets(secret, most_queued)
         self._lines: dict[str, _Line] = {}
         self._answered: deque[str] = deque(maxlen=_MOST_TAKEN)
         self.unreadable = 0
@@ -210,13 +254,17 @@ class EventLines:
         if line.replay is None:
             self._answered.append(ask.node)
         else:
-            _send(line.replay, [b"", _written(ask.number)])
+            send(line.replay, [b"", _written(ask.number)])
 
     def answered(self) -> list[str]:
         """Nodes whose answer has come to its end in `receive`, or who cannot be asked."""
         nodes = list(dict.fromkeys(self._answered))
         self._answered.clear()
         return nodes
+
+    def reconnected(self) -> list[str]:
+        """Nodes whose connection broke and came up again since the last call."""
+        return [node for node, line in self._lines.items() if line.is_back()]
 
     def receive(self) -> Iterator[Batch]:
         """What has come. What cannot be read, or is said by one in another's name, is counted."""
@@ -232,7 +280,7 @@ class EventLines:
 
     def _taken(self, node: str, socket: Any, *, lead: int) -> Iterator[Batch]:
         for _ in range(_MOST_TAKEN):
-            frames = _received(socket)
+            frames = received(socket)
             if frames is None:
                 return
             frames = frames[lead:]
@@ -257,7 +305,7 @@ def _written(number: int) -> bytes:
     return number.to_bytes(NUMBER_BYTES, "big")
 
 
-def _send(socket: Any, frames: list[bytes]) -> bool:
+def send(socket: Any, frames: list[bytes]) -> bool:
     """Sends if that is possible at once."""
     try:
         socket.send_multipart(frames, flags=zmq.NOBLOCK)
@@ -266,7 +314,7 @@ def _send(socket: Any, frames: list[bytes]) -> bool:
     return True
 
 
-def _received(socket: Any) -> list[bytes] | None:
+def received(socket: Any) -> list[bytes] | None:
     """A message that has come, if any."""
     try:
         frames: list[bytes] = socket.recv_multipart(flags=zmq.NOBLOCK)

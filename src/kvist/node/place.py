@@ -36,6 +36,15 @@ def default_socket() -> Path:
     return Path(f"/tmp/kvist-{os.getuid()}") / "node.sock"
 
 
+def engine_endpoints(port: int) -> tuple[str, str]:
+    """Where an engine of this user that serves at `port` publishes KV events, and replays them.
+
+    Files in the folder of `default_socket`, which others cannot enter.
+    """
+    start = f"ipc://{default_socket().parent}/engine-{port}"
+    return f"{start}.events", f"{start}.replay"
+
+
 class Place:
     """The files of one node."""
 

@@ -18,6 +18,14 @@ class Prefix:
     ssd_tokens: int  # of these, on its SSD
     reachable_tokens: int  # also from peers
 
+    def by_tier(self, tokens: int) -> dict[str, int]:
+        """Where the first `tokens` come from, those that need not be computed; none left out."""
+        hbm = min(tokens, self.hbm_tokens)
+        peer = max(0, tokens - max(hbm, self.own_tokens))
+        ssd = max(0, min(self.ssd_tokens, tokens - hbm - peer))
+        parts = {"hbm": hbm, "dram": tokens - hbm - peer - ssd, "ssd": ssd, "peer": peer}
+        return {tier: count for tier, count in parts.items() if count}
+
 
 NOTHING = Prefix(0, 0, 0, 0)
 

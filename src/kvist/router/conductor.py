@@ -22,7 +22,7 @@ from kvist.router.admission import Admission, Limits, Rule
 from kvist.router.bookings import Work
 from kvist.router.candidates import NOTHING, LearnsChoices, Prefix, Prefixes
 from kvist.router.choice import Selected, make_policy, select
-from kvist.router.exchange import LoadReport, OtherGateways
+from kvist.router.exchange import EXPIRES_S, LoadReport, OtherGateways
 from kvist.router.learning import Stretch
 from kvist.router.lengths import Groups
 from kvist.router.policies.kvist import DEFAULTS, Settings
@@ -49,6 +49,7 @@ class Setting:
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
     hold_s: float = 1.0
     splitting: Splitting | None = None
+    expire_s: float = EXPIRES_S
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class KvistRouter:
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
         self._decode_times = Groups(_LEAST_DECODE_S)
         self._admission = Admission(setting.admission, setting.limits, self._decode_times)
-        self._others = OtherGateways(stream)
+        self._others = OtherGateways(stream, setting.expire_s)
         self._sessions = Sessions()
         self._replicas: dict[str, Replica] = {}
         self._bookings: dict[int, _Booking] = {}
@@ -259,6 +260,16 @@ class KvistRouter:
             self._others.forget_silent(now_s)
             return self._others.hear(report, now_s)
 
+    def forget_silent(self, now_s: float) -> None:
+        """Others that were not heard for too long book nothing; to be called now and then."""
+        with self._lock:
+            self._others.forget_silent(now_s)
+
+    @property
+    def other_gateways(self) -> int:
+        """Those whose bookings count now."""
+        return len(self._others)
+
     # Under the lock
 
     def _select(self, ask: Ask, views: list[View]) -> Selected | None:
@@ -320,6 +331,7 @@ class KvistRouter:
             f"serve {selected.serve_s:.3f} s, {hit} of {ask.prompt_tokens} tokens cached",
             prefill=None if decode is prefill else prefill.name,
             serve_s=selected.serve_s,
+            hit_tiers=selected.reuse.by_tier(hit),
             split=selected.split,
             prefill_s=selected.queue_s + selected.serve_s
             if prefill.speeds.prefill.observed >= WARM_UP

@@ -5,10 +5,11 @@ booked on each replica. A gateway adds the others' work to its own, less the tim
 worked off while nobody tells. What the others have booked since their last report it cannot know;
 it expects the rate of before, spread over all replicas, and draws for each replica how much of it
 fell there. The older a report, the wider the draws: gateways that see the same shortest queue do
-not all take it.
+not all take it. Of a silence no more than `DRAWN_S` is drawn for: a gateway that died books
+nothing, and a guess that grew would soon make every replica look full.
 
 A report is a whole, not a change: a lost one costs nothing but its age. A gateway that is silent
-for `EXPIRES_S` is forgotten, with its load.
+for `expire_s` is forgotten, with its load.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 EXPIRES_S = 10.0
+DRAWN_S = 1.0
 MAX_GATEWAYS = 64
 MAX_REPLICAS = 4096
 
@@ -64,9 +66,11 @@ class _Heard:
 class OtherGateways:
     """The last report of every other gateway."""
 
-    __slots__ = ("_heard", "_stream")
+    __slots__ = ("_expire_s", "_heard", "_stream")
 
-    def __init__(self, stream: random.Random) -> None:
+    def __init__(self, stream: random.Random, expire_s: float = EXPIRES_S) -> None:
+        """`stream`: for draws; `expire_s`: of silence, after which a gateway is forgotten."""
+        self._expire_s = expire_s
         self._heard: dict[str, _Heard] = {}
         self._stream = stream
 
@@ -90,8 +94,8 @@ class OtherGateways:
         return True
 
     def forget_silent(self, now_s: float) -> None:
-        """Drops gateways that have not been heard for `EXPIRES_S`."""
-        for name in [n for n, h in self._heard.items() if now_s - h.at_s > EXPIRES_S]:
+        """Drops gateways that have not been heard for `expire_s`."""
+        for name in [n for n, h in self._heard.items() if now_s - h.at_s > self._expire_s]:
             del self._heard[name]
 
     def load(self, replica: str) -> ReplicaLoad:
@@ -121,7 +125,7 @@ class OtherGateways:
             load = heard.report.loads.get(replica)
             if load is not None:
                 total_s += max(0.0, load.queue_s - age_s)
-            unseen_s = heard.rate * age_s / max(1, replicas)
+            unseen_s = heard.rate * min(age_s, DRAWN_S) / max(1, replicas)
             if unseen_s:
                 total_s += self._stream.uniform(0.0, 2 * unseen_s)
         return total_s

@@ -39,22 +39,31 @@ IN_HBM = BIT_OF[Tier.HBM] | sum(HEARD) | sum(SILENT)
 
 
 class Seeds:
-    """Where the chains of a model's requests begin."""
+    """Where the chains of a model's requests begin. May be used by many threads."""
 
-    def __init__(self, fingerprint: bytes, adapters: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        fingerprint: bytes,
+        adapters: Mapping[str, str] | None = None,
+        *,
+        by_name: bool = False,
+    ) -> None:
         """Seeds of one keyspace.
 
         Args:
             fingerprint: of the keyspace, 32 bytes.
             adapters: the digest (`connectors.identity.lora_id`) of each LoRA adapter, by its name.
+            by_name: an adapter that is not among them is known by its name, which all engines give
+                to the same one. What a store keeps of it has other keys.
         """
         self._fingerprint = fingerprint
+        self._by_name = by_name
         self._adapters = dict(adapters or {}) | {"": ""}
         self._seed = lru_cache(maxsize=_MOST_SCOPES)(self._computed)
 
     def seed(self, lora: str, salt: str) -> bytes | None:
         """The seed of requests with an adapter (its name) and a salt; None if it is not known."""
-        lora_digest = self._adapters.get(lora)
+        lora_digest = self._adapters.get(lora, lora if self._by_name else None)
         return None if lora_digest is None else self._seed(lora_digest, salt)
 
     def _computed(self, lora_digest: str, salt: str) -> bytes:
@@ -83,8 +92,9 @@ class EngineFeed:
             seeds: where chains begin.
         """
         self._block_tokens = block_tokens
-        self._seeds = seeds
+        self.seeds = seeds
         self._groups: dict[int, int] = {}  # of each engine: the KV cache group that counts
+        self._strange: set[int] = set()  # engines whose own cache has another block size
         self.counts = FeedCounts()
         self.mismatches: dict[str, int] = {}  # publishers with another block size, and which
 
@@ -110,6 +120,11 @@ class EngineFeed:
     def forget(self, source: int) -> None:
         """A publisher was restarted, or is gone."""
         self._groups.pop(source, None)
+        self._strange.discard(source)
+
+    def understands(self, source: int) -> bool:
+        """Whether what an engine says of its own cache can be used, as far as it has said any."""
+        return source not in self._strange
 
     def _counts_for_prefixes(self, source: int, group: int, content: Content) -> bool:
         if content.spec not in _WHOLE_PREFIX:
@@ -124,10 +139,12 @@ class EngineFeed:
             if count == 1 and content.block_tokens < width:
                 self.counts.partial += 1
             else:
+                if event.tier is Tier.HBM:
+                    self._strange.add(source)
                 self._say_mismatch(name, content.block_tokens)
                 self.counts.mismatched += count
             return
-        seed = self._seeds.seed(content.lora, content.salt)
+        seed = self.seeds.seed(content.lora, content.salt)
         named = content.named_blocks
         if seed is None or len(content.tokens) != 4 * width * count:
             named = 0

@@ -17,14 +17,14 @@ is emptied as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvist.cluster.directory import BIT_OF, Directory, Limits
+from kvist.cluster.directory import BIT_OF, Directory, Limits, no_pause
 from kvist.cluster.follower import Ask
 from kvist.core.events import Cleared, KvEvent
 from kvist.core.keys import Key
@@ -35,6 +35,7 @@ from kvist.router.feed import HEARD, IN_HBM, SILENT, EngineFeed, Seeds
 _NOBODY = 0xFFFF  # in place of a publisher's number
 _DRAM = IN_HBM | BIT_OF[Tier.DRAM]
 _SSD = _DRAM | BIT_OF[Tier.SSD]
+_LENT = BIT_OF[Tier.DRAM] | BIT_OF[Tier.SSD]
 _LEVELS = (IN_HBM, _DRAM, _SSD, _SSD | BIT_OF[Tier.PEER] | BIT_OF[Tier.REMOTE])
 
 
@@ -102,6 +103,8 @@ class PrefixIndex(Directory):
         adapters: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         lives: Lives | None = None,
+        by_name: bool = False,
+        pause: Callable[[], None] = no_pause,
     ) -> None:
         """An index without replicas.
 
@@ -109,12 +112,14 @@ class PrefixIndex(Directory):
             block_tokens: tokens of a block, in keys and in the engines' events.
             fingerprint: of the keyspace, 32 bytes.
             adapters: the digest of each LoRA adapter, by its name.
+            by_name: as in `Seeds`.
+            pause: as in `Directory`.
         """
-        super().__init__(limits)
+        super().__init__(limits, pause=pause)
         lives = lives or Lives()
         self.block_tokens = block_tokens
-        self._seeds = Seeds(fingerprint, adapters)
-        self.feed = EngineFeed(block_tokens, self._seeds)
+        self._adapters, self._by_name = adapters, by_name
+        self.feed = EngineFeed(block_tokens, Seeds(fingerprint, adapters, by_name=by_name))
         self._heard = _Predictions(lives.heard_s, HEARD)
         self._silent = _Predictions(lives.silent_s, SILENT)
         self._replicas: dict[str, _Publishers] = {}
@@ -122,6 +127,12 @@ class PrefixIndex(Directory):
         self._readers: npt.NDArray[np.uint16] = np.empty((0, 2), np.uint16)
         self._read_at = -1  # the numbering that `_readers` was made for
         self.predicted_blocks = 0
+
+    def rename(self, fingerprint: bytes) -> None:
+        """Names blocks in another keyspace from now on; whatever was heard is to be heard again."""
+        self.feed.seeds = Seeds(fingerprint, self._adapters, by_name=self._by_name)
+        for publisher in self.nodes():
+            self.drop(publisher)
 
     def attach(self, replica: str, *, engine: str | None = None, node: str | None = None) -> None:
         """A replica is there, and sees what these publishers have.
@@ -140,9 +151,11 @@ class PrefixIndex(Directory):
             self.drop(publishers.engine)
             self._read_at = -1
 
-    def keys(self, tokens: Sequence[int], *, lora: str = "", salt: str = "") -> list[Key]:
+    def keys(
+        self, tokens: Sequence[int] | npt.NDArray[np.uint32], *, lora: str = "", salt: str = ""
+    ) -> list[Key]:
         """The keys of a prompt's full blocks; none for an adapter that is not known."""
-        seed = self._seeds.seed(lora, salt)
+        seed = self.feed.seeds.seed(lora, salt)
         return [] if seed is None else chain_keys(seed, tokens, self.block_tokens)
 
     def match(self, keys: Sequence[Key]) -> dict[str, Prefix]:
@@ -151,6 +164,12 @@ class PrefixIndex(Directory):
         rows = self._rows
         found = self._table.reach(keys, self._readers, _LEVELS)
         return {rows[row]: Prefix(*runs) for row, *runs in found}
+
+    def farthest(self, keys: Sequence[Key], nodes: Sequence[str]) -> int:
+        """The most blocks, from the first on, that one of these nodes has where it lends them."""
+        numbers = [self._number(node) for node in nodes]
+        rows = np.array([(number, _NOBODY) for number in numbers], np.uint16).reshape(-1, 2)
+        return max((run for _, run in self._table.reach(keys, rows, (_LENT,))), default=0)
 
     def match_many(self, requests: Sequence[Sequence[Key]]) -> list[dict[str, Prefix]]:
         """`match` for each request; other threads run meanwhile."""
@@ -168,10 +187,15 @@ class PrefixIndex(Directory):
         source = self._source(publishers.engine) if publishers is not None else None
         if source is None or not keys:
             return
-        is_heard = source.follower.last >= 0
+        is_heard = source.follower.last >= 0 and self.feed.understands(source.number)
         predictions = self._heard if is_heard else self._silent
         self._table.add(source.number, predictions.tiers[predictions.turn], keys)
         self.predicted_blocks += len(keys)
+
+    def understands(self, publisher: str) -> bool:
+        """Whether what an engine says of its own cache can be used, as far as it has said any."""
+        source = self._sources.get(publisher)
+        return source is None or self.feed.understands(source.number)
 
     def asks(self, now_s: float) -> list[Ask]:
         """As `Directory.asks`, to be called each tick; predictions end here, too."""
@@ -199,6 +223,7 @@ class PrefixIndex(Directory):
             "kvist_event_batches_total": self.counts.batches,
             "kvist_event_gaps_total": self.gaps,
             "kvist_event_asks_total": self.counts.asks,
+            "kvist_event_restarts_total": self.counts.restarts,
         }
 
     def _apply(self, number: int, event: KvEvent) -> None:

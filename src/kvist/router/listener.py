@@ -7,19 +7,43 @@ publisher; how often to step, and on which thread, is the caller's business.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvist.cluster.discovery.protocol import Discovery
+from kvist.cluster.follower import Ask
 from kvist.cluster.record import NodeRecord
 from kvist.cluster.view import ClusterView
+from kvist.cluster.wire import Batch
 from kvist.core.errors import KvistError
 from kvist.router.index import PrefixIndex
 
-if TYPE_CHECKING:
-    from kvist.node.events import EventLines
-
 _log = logging.getLogger(__name__)
+
+
+class Lines(Protocol):
+    """Connections to publishers: `node.events.EventLines`. Nothing here waits."""
+
+    def follow(self, records: Iterable[NodeRecord]) -> None:
+        """Connects to these publishers and to no others."""
+        ...
+
+    def ask(self, ask: Ask) -> None:
+        """Asks a publisher for batches; the answer comes in `receive`, or not at all."""
+        ...
+
+    def answered(self) -> list[str]:
+        """Publishers whose answer has come to its end, or who cannot be asked."""
+        ...
+
+    def reconnected(self) -> list[str]:
+        """Publishers whose connection broke and came up again since the last call."""
+        ...
+
+    def receive(self) -> Iterator[Batch]:
+        """What has come."""
+        ...
 
 
 class Listener:
@@ -28,7 +52,7 @@ class Listener:
     def __init__(
         self,
         index: PrefixIndex,
-        lines: EventLines,
+        lines: Lines,
         discovery: Discovery,
         lock: AbstractContextManager[object],
     ) -> None:
@@ -58,11 +82,17 @@ class Listener:
             self.view.discovered(listed, now_s)
 
     def step(self, now_s: float) -> None:
-        """Applies what has come, and asks for what is missing."""
-        heard = list(self._lines.receive())
+        """Applies what has come, and asks for what is missing.
+
+        The lock is taken for each message anew.
+        """
         with self._lock:
-            for batch in heard:
+            for publisher in self._lines.reconnected():
+                self.view.reconnected(publisher, now_s)
+        for batch in self._lines.receive():
+            with self._lock:
                 self.view.hear(batch, now_s)
+        with self._lock:
             for publisher in self._lines.answered():
                 self.view.answered(publisher, now_s)
             asks = self.view.tick(now_s)

@@ -7,7 +7,8 @@ idle replica.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvist.core.keys import Key
@@ -57,7 +58,8 @@ class Choice:
     Attributes:
         replica: that answers; the decode replica of a disaggregated request.
         booking: names the booking in later calls.
-        hit_tokens: prompt tokens that are counted on not to be computed.
+        hit_tokens: prompt tokens that are counted on not to be computed; `hit_tiers`: where they
+            come from (`hbm`, `dram`, `ssd`, `peer`).
         ttft_s: predicted.
         reason: why this one, in a few words.
         prefill: replica that computes the prompt, where that is another.
@@ -74,6 +76,7 @@ class Choice:
     reason: str
     prefill: str | None = None
     serve_s: float = 0.0
+    hit_tiers: Mapping[str, int] = field(default_factory=dict)
     split: str = ""
     prefill_s: float | None = None
 

@@ -1,6 +1,7 @@
 """An engine without a model: speaks vLLM's OpenAI dialect in a process of its own.
 
-`python -m kvist.testing.stub_engine` listens on a port that it prints. What it says follows from
+`python -m kvist.testing.stub_engine` listens on a port that it prints, behind the endpoints of its
+KV events. What it says follows from
 the tokens before (`stub_model.py`), so that two of them give one text, and a text that was spliced
 from both is right or wrong, never alike. Events have the fields, and the nulls, of vLLM 0.32.
 """
@@ -24,6 +25,7 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
+from kvist.testing.stub_cache import CacheSpec, StubCache
 from kvist.testing.stub_model import Request, Step, chat_tokens, generate, token_bytes, tokens_of
 
 MODEL = "stub"
@@ -31,14 +33,19 @@ CONTEXT_TOKENS = 4096
 _MOST_TOKENS = 1 << 20
 _START_S = 30.0
 _CLOSE_S = 0.1
+_REPLAY_S = 0.01
 _DEFAULT_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Pace:
-    """Seconds to the first token and between tokens; `burst`: most tokens of one event."""
+    """Seconds to the first token, for each token of a prompt that is not cached, between tokens.
+
+    `burst`: most tokens of one event.
+    """
 
     prefill_s: float = 0.0
+    prompt_token_s: float = 0.0
     token_s: float = 0.0
     burst: int = 1
 
@@ -57,8 +64,8 @@ class Served:
 class Engine:
     """The handler of an HTTP server."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace, self.served = pace, Served()
+    def __init__(self, pace: Pace, cache: StubCache) -> None:
+        self._pace, self._cache, self.served = pace, cache, Served()
         self._dice = random.Random()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -87,6 +94,12 @@ class Engine:
             return web.Response(
                 body=msgspec.json.encode(self.served), content_type="application/json"
             )
+        if request.path == "/reset_prefix_cache":
+            self._cache.clear()
+            return _json({})
+        if request.path == "/lose":
+            self._cache.lose(int(request.query["messages"]))
+            return _json({})
         return _json({}, 200 if request.path == "/health" else 404)
 
     async def _body(self, request: web.BaseRequest) -> dict[str, Any]:
@@ -102,7 +115,10 @@ class Engine:
             return _json({"error": fault}, 404)
         is_chat = request.path == "/v1/chat/completions"
         answer = _Answer(body, _read(body, is_chat=is_chat), is_chat=is_chat)
-        await asyncio.sleep(self._pace.prefill_s)
+        prompt = answer.request.tokens
+        answer.cached = self._cache.compute(prompt)
+        computed = len(prompt) - answer.cached
+        await asyncio.sleep(self._pace.prefill_s + self._pace.prompt_token_s * computed)
         if not body.get("stream"):
             steps = list(generate(answer.request))
             await asyncio.sleep(self._pace.token_s * len(steps))
@@ -133,7 +149,7 @@ class _Answer:
     """One request's answer, as JSON-able values."""
 
     def __init__(self, body: dict[str, Any], request: Request, *, is_chat: bool) -> None:
-        self.request = request
+        self.request, self.cached = request, 0
         self._body, self._is_chat = body, is_chat
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{random.getrandbits(64):016x}"
         self._created = int(time.time())
@@ -211,13 +227,14 @@ class _Answer:
             self._offset += len(name)
         return {"tokens": names, "token_logprobs": values, "text_offset": offsets}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         prompt = len(self.request.tokens)
         completion = self._said * self._count
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached} if self.cached else None,
         }
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -261,9 +278,10 @@ def _event(value: dict[str, Any]) -> bytes:
 class StubEngine:
     """An engine in a process of its own; killed when the context ends."""
 
-    def __init__(self, pace: Pace | None = None, *, port: int = 0) -> None:
-        pace = pace or Pace()
-        options = [f"--{name.replace('_', '-')}={getattr(pace, name)}" for name in Pace.__slots__]
+    def __init__(
+        self, pace: Pace | None = None, cache: CacheSpec | None = None, *, port: int = 0
+    ) -> None:
+        options = [*_options(pace or Pace()), *_options(cache or CacheSpec())]
         self._command = [sys.executable, "-m", "kvist.testing.stub_engine", f"--port={port}"]
         self._command += options
         self._spawn()
@@ -274,7 +292,8 @@ class StubEngine:
         line = self.process.stdout.readline()
         if not line:
             raise ChildProcessError("the engine did not start")
-        self.port = int(line)
+        self.events, self.replay, port = (word.strip("-") for word in line.split())
+        self.port = int(port)
         self.url = f"http://127.0.0.1:{self.port}"
 
     def kill(self) -> None:
@@ -285,9 +304,9 @@ class StubEngine:
             self.process.stdout.close()
 
     def start_again(self) -> None:
-        """A new engine on the same port."""
-        self._command = [c for c in self._command if not c.startswith("--port")]
-        self._command.append(f"--port={self.port}")
+        """A new engine on the same ports."""
+        self._command += [f"--port={self.port}", f"--events={self.events}"]
+        self._command += [f"--replay={self.replay}"]
         self._spawn()
 
     def hang(self) -> None:
@@ -310,17 +329,32 @@ class StubEngine:
         self.kill()
 
 
-async def _serve(port: int, pace: Pace) -> None:
+def _options(spec: Pace | CacheSpec) -> list[str]:
+    return [f"--{name.replace('_', '-')}={getattr(spec, name)}" for name in spec.__slots__]
+
+
+async def _serve(port: int, pace: Pace, spec: CacheSpec) -> None:
     loop = asyncio.get_running_loop()
     stop = loop.create_future()
     loop.add_signal_handler(signal.SIGTERM, stop.set_result, None)
-    engine = Engine(pace)
+    cache = StubCache(spec)
+    engine = Engine(pace, cache)
     http = web.Server(engine.handle, handler_cancellation=True, access_log=None)
     server = await loop.create_server(http, "127.0.0.1", port, backlog=4096, reuse_address=True)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    replays = loop.create_task(_replays(cache))
+    events, replay = cache.events
+    print(events or "-", replay or "-", server.sockets[0].getsockname()[1], flush=True)
     await stop
+    replays.cancel()
     server.close()
     await http.shutdown(_CLOSE_S)
+    cache.close()
+
+
+async def _replays(cache: StubCache) -> None:
+    while True:
+        cache.answer()
+        await asyncio.sleep(_REPLAY_S)
 
 
 def main() -> None:
@@ -328,12 +362,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kvist.testing.stub_engine")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any")
     parser.add_argument("--prefill-s", type=float, default=0.0, help="seconds to the first token")
+    parser.add_argument(
+        "--prompt-token-s", type=float, default=0.0, help="more for each token not cached"
+    )
     parser.add_argument("--token-s", type=float, default=0.0, help="seconds between tokens")
     parser.add_argument("--burst", type=int, default=1, help="most tokens of one event")
+    parser.add_argument("--block-tokens", type=int, default=0, help="of cached blocks; 0: no cache")
+    parser.add_argument("--blocks", type=int, default=1 << 16, help="most cached blocks")
+    parser.add_argument("--events", default="", help="where to publish KV events")
+    parser.add_argument("--replay", default="", help="where to replay them")
+    parser.add_argument("--buffer", type=int, default=1000, help="most messages to replay")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_serve(args.port, Pace(args.prefill_s, args.token_s, args.burst)))
+    pace = Pace(args.prefill_s, args.prompt_token_s, args.token_s, args.burst)
+    spec = CacheSpec(args.block_tokens, args.blocks, args.events, args.replay, args.buffer)
+    asyncio.run(_serve(args.port, pace, spec))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,13 +19,17 @@ import pytest
 from openai import OpenAI
 
 from kvist.cli.serve_checks import free_port
+from kvist.cli.serve_events import events_args
 from kvist.cli.vllm_child import VllmServer
+from kvist.config import EventsConfig
 from kvist.gateway.template import ModelTokenizer
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 START_S = 600.0
+WAIT_S = 60.0
 TOKENS = 48
+BLOCK = 32
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -36,6 +42,7 @@ BENCH = (
     "from vllm.utils.argparse_utils import FlexibleArgumentParser as Parser;"
     "parser = Parser(); add_cli_args(parser); main(parser.parse_args())"
 )
+HITS = "vllm:prefix_cache_hits_total"
 MESSAGES: Any = [{"role": "user", "content": "Name the seas around Sweden, and say why."}]
 
 
@@ -49,7 +56,8 @@ def servers(smollm2_folder: Path) -> Iterator[list[VllmServer]]:
             command = [
                 *("--model", str(smollm2_folder), "--served-model-name", "smollm2"),
                 *("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"),
-                *("--host", "127.0.0.1", "--port", str(port)),
+                *("--host", "127.0.0.1", "--port", str(port), "--block-size", str(BLOCK)),
+                *events_args(EventsConfig(), port, ()),
             ]
             env = {**os.environ, **ENVIRONMENT}
             started.append(
@@ -60,17 +68,24 @@ def servers(smollm2_folder: Path) -> Iterator[list[VllmServer]]:
 
 
 @pytest.fixture(scope="module")
-def gateway(servers: list[VllmServer], smollm2_folder: Path) -> Iterator[str]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the gateway says on stderr."""
+    return tmp_path_factory.mktemp("gateway") / "log"
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: list[VllmServer], smollm2_folder: Path, log: Path) -> Iterator[str]:
     """Its URL."""
     command = [sys.executable, "-m", "kvist.cli.main", "gateway", *(s.url for s in servers)]
     command += ["--listen=127.0.0.1:0", f"--set=gateway.tokenizer={smollm2_folder}"]
-    command += ["--set=gateway.timeouts.health_s=10"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    yield child.stdout.readline().split()[-1]
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 0
-    child.stdout.close()
+    command += ["--set=gateway.timeouts.health_s=10", f"--set=block_tokens={BLOCK}"]
+    with log.open("w") as said:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        assert child.stdout is not None
+        yield child.stdout.readline().split()[-1]
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+        child.stdout.close()
 
 
 def stream(url: str, **fields: Any) -> tuple[str, Any, Any]:
@@ -121,6 +136,45 @@ def test_benchmark_of_vllm_runs_unchanged(gateway: str, smollm2_folder: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"Failed requests:\s+0\b", done.stdout)
+
+
+def test_prompt_that_one_server_has_goes_there_by_events_alone(
+    gateway: str, servers: list[VllmServer], log: Path
+) -> None:
+    """Each server is sent a prompt of its own past the gateway, which has to hear of it."""
+    prompts = [f"{word} " * 150 for word in ("winter", "summer")]
+    heard = "kvist_router_index_blocks"
+    for server, prompt in zip(servers, prompts, strict=True):
+        before = samples(gateway)[heard]
+        complete(server.url, prompt)
+        give_up = time.monotonic() + WAIT_S
+        while samples(gateway)[heard] < before + 4:
+            assert time.monotonic() < give_up, "the gateway heard nothing of it"
+            time.sleep(0.05)
+    for place in (1, 0, 0, 1):
+        hits = [samples(server.url)[HITS] for server in servers]
+        complete(gateway, prompts[place])
+        more = [samples(s.url)[HITS] - h for s, h in zip(servers, hits, strict=True)]
+        assert more[place] >= 4 * BLOCK
+        assert more[1 - place] == 0
+    told = [line[line.index("{") :] for line in log.read_text().splitlines() if '"request"' in line]
+    lines = [json.loads(line) for line in told][-4:]
+    assert [line["replicas"] for line in lines] == [[servers[n].url] for n in (1, 0, 0, 1)]
+    assert all(set(line["hit_tiers"]) == {"hbm"} for line in lines)
+
+
+def complete(url: str, prompt: str) -> None:
+    """A short greedy completion."""
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        client.completions.create(model="smollm2", prompt=prompt, max_tokens=2, temperature=0)
+
+
+def samples(url: str) -> dict[str, float]:
+    """Values of `/metrics`; the labels of vLLM's name the model and the engine only."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
+        lines = [line for line in page.read().decode().splitlines() if line[:1].isalpha()]
+    pairs = (line.rpartition(" ") for line in lines)
+    return {name.partition("{")[0]: float(value) for name, _, value in pairs}
 
 
 def test_killed_server_costs_no_token(gateway: str, servers: list[VllmServer]) -> None:

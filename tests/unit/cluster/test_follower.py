@@ -132,6 +132,74 @@ def test_stock_engine_that_begins_at_zero_again_was_restarted() -> None:
     assert follower.take(sent[0], 0.0).restarted
 
 
+def test_stock_engine_whose_first_message_was_missed_was_restarted_all_the_same() -> None:
+    """A subscriber connects again some time after the engine did, so number 0 may be lost."""
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 0, 0, 0.0)
+    for number in range(5):
+        directory.take(Batch("a", 0, number, (stored(number),)), 0.0)
+    directory.take(Batch("a", 0, 2, (stored(12),)), 10.0)
+    assert len(directory) == 0
+    assert directory.asks(11.0) == [Ask("a", 0, 0)]
+    for number in range(3):
+        directory.take(Batch("a", 0, number, (stored(10 + number),), replayed=True), 11.0)
+    assert [directory.holders(key(n)) != [] for n in (0, 4, 10, 12)] == [False, False, True, True]
+    assert directory.counts.restarts == 1
+
+
+def test_stock_engine_whose_connection_broke_is_asked_for_everything() -> None:
+    """It may have been restarted, and have said little since: no number tells."""
+    directory = Directory(Limits(patience=PATIENCE))
+    directory.expect("a", 0, 0, 0.0)
+    directory.take(Batch("a", 0, 0, (stored(0),)), 0.0)
+    directory.reconnected("a", 5.0)
+    directory.reconnected("unknown", 5.0)
+    assert (len(directory), directory.asks(5.0)) == (0, [Ask("a", 0, 0)])
+    directory.take(Batch("a", 0, 0, (stored(7),), replayed=True), 6.0)
+    directory.take(Batch("a", 0, 1, (stored(8),)), 6.0)
+    assert [directory.holders(key(n)) != [] for n in (0, 7, 8)] == [False, True, True]
+    assert directory.complete
+
+
+def test_kvist_node_whose_connection_broke_says_itself_whether_it_was_restarted() -> None:
+    directory = Directory(Limits(patience=PATIENCE))
+    for batch in steps(2):
+        directory.take(batch, 0.0)
+    directory.reconnected("a", 5.0)
+    assert (len(directory), directory.asks(9.0)) == (2, [])
+
+
+def test_message_that_a_replay_has_brought_before_is_no_restart() -> None:
+    follower = Follower("a", PATIENCE)
+    follower.take(Batch("a", 0, 3, (stored(3),)), 0.0)
+    for number in range(6):
+        follower.take(Batch("a", 0, number, (stored(number),), replayed=True), 1.0)
+    for number in (4, 5, 6):
+        assert not follower.take(Batch("a", 0, number, (stored(number),)), 1.0).restarted
+    assert follower.last == 6
+
+
+def test_stock_engine_that_never_answers_is_followed_from_what_was_heard() -> None:
+    directory = Directory(Limits(patience=PATIENCE))
+    for number in (0, 1, 5):
+        directory.take(Batch("a", 0, number, (stored(number),)), 0.0)
+    asks = [ask for now_s in range(1, 60) for ask in directory.asks(float(now_s))]
+    assert asks == [Ask("a", 0, 2)] * PATIENCE.most_asks
+    assert [directory.holders(key(n)) != [] for n in (0, 1, 5)] == [False, False, True]
+    assert directory.complete
+
+
+def test_publisher_that_goes_in_a_pause_leaves_nothing() -> None:
+    def pause() -> None:
+        directory.drop("a")
+        directory.expect("b", 1, 0, 0.0)
+
+    directory = Directory(Limits(patience=PATIENCE), pause=pause)
+    directory.take(Batch("a", 0, 0, (stored(0), stored(1))), 0.0)
+    assert len(directory) == 0
+    assert directory.nodes() == ["b"]
+
+
 def test_replay_that_begins_at_zero_is_no_restart_of_a_stock_engine() -> None:
     """vLLM sends a batch before it can replay it: the answer may end before what was heard live."""
     follower = Follower("a", PATIENCE)
@@ -147,8 +215,9 @@ def test_stock_engine_is_followed_from_where_its_replay_begins() -> None:
     directory = Directory(Limits(patience=PATIENCE))
     directory.expect("a", 0, 0, 0.0)
     assert directory.asks(0.0)
-    sent = [Batch("a", 0, n, (stored(n),)) for n in range(10, 20)]
-    for batch in (sent[9], *sent):
+    sent = [Batch("a", 0, n, (stored(n),), replayed=True) for n in range(10, 20)]
+    directory.take(Batch("a", 0, 19, (stored(19),)), 0.5)
+    for batch in sent:
         directory.take(batch, 0.5)
     assert len(directory) == 0
     directory.answered("a", 1.0)

@@ -12,7 +12,14 @@ import pytest
 from small_router import ask, chosen, router
 
 from kvist.router.conductor import KvistRouter
-from kvist.router.exchange import EXPIRES_S, MAX_GATEWAYS, LoadReport, OtherGateways, ReplicaLoad
+from kvist.router.exchange import (
+    DRAWN_S,
+    EXPIRES_S,
+    MAX_GATEWAYS,
+    LoadReport,
+    OtherGateways,
+    ReplicaLoad,
+)
 
 _SECOND = ReplicaLoad(1.0, 2, 1, 1000, 2, 3000, 10)
 
@@ -61,6 +68,26 @@ def test_what_was_booked_since_is_drawn_and_wider_the_older_the_report() -> None
         assert sum(drawn) / len(drawn) == pytest.approx(4 * age_s / 8, rel=0.05)
         assert max(drawn) <= 2 * 4 * age_s / 8
     assert others.queue_s("a", 8, 1.0) == 0.0
+
+
+def test_a_long_silence_is_not_filled_with_guesses() -> None:
+    """A gateway that was killed books nothing, whatever its rate was before."""
+    others = _others()
+    others.hear(LoadReport("g", 1, 0.0, {}), 0.0)
+    others.hear(LoadReport("g", 2, 4.0, {}), 1.0)
+    drawn = [others.queue_s("a", 8, 1.0 + EXPIRES_S) for _ in range(2000)]
+    assert max(drawn) <= 2 * 4 * DRAWN_S / 8
+
+
+def test_the_only_other_gateway_is_forgotten_when_it_is_silent() -> None:
+    """Nobody is left whose report could bring it to mind."""
+    made = router("a", "b")
+    booked = {name: ReplicaLoad(1.0, 100, 100, 1000, 100, 3000, 10) for name in ("a", "b")}
+    made.hear(LoadReport("g", 1, 1.0, booked), 0.0)
+    assert chosen(made.choose(ask("1", 5000), 0.1)).ttft_s > 1.0
+    made.forget_silent(EXPIRES_S + 0.1)
+    assert made.other_gateways == 0
+    assert chosen(made.choose(ask("2", 5000), EXPIRES_S + 0.2)).ttft_s < 1.0
 
 
 def test_a_report_survives_the_wire() -> None:

@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 from small_router import BLOCK_TOKENS, ask, chosen, speeds
 
+from kvist.cluster.wire import Batch
+from kvist.core.events import Stored
+from kvist.core.outcome import Tier
 from kvist.native import digest
 from kvist.router.candidates import LearnsChoices, Prefix
 from kvist.router.conductor import KvistRouter, Setting
@@ -88,3 +91,92 @@ def test_replica_that_is_gone_has_nothing(router: KvistRouter) -> None:
 def test_nothing_is_believed_for_ever(router: KvistRouter) -> None:
     serve(router, "1", 0.0)
     assert serve(router, "2", 1000.0)[1] == 0
+
+
+def placed(engines: tuple[str, ...] = ("a", "b", "far")) -> IndexedPrefixes:
+    """Replicas whose engines are called `of NAME`; `a` and `b` have nodes, `far` has none."""
+    index = PrefixIndex(block_tokens=BLOCK_TOKENS, fingerprint=bytes(32))
+    found = IndexedPrefixes(index, engines={name: f"of-{name}" for name in engines})
+    found.place({"a": "node-a", "b": "node-b"})
+    return found
+
+
+def says(prefixes: IndexedPrefixes, who: str, tier: Tier, keys: tuple[bytes, ...]) -> None:
+    """A publisher's next message."""
+    at = prefixes.index.position(who)
+    number = 0 if at is None else at.number + 1
+    prefixes.index.take(Batch(who, 0, number, (Stored(keys, None, tier),)), 0.0)
+
+
+def blocks(*counts: int) -> Prefix:
+    """A prefix in blocks."""
+    return Prefix(*(count * BLOCK_TOKENS for count in counts))
+
+
+def test_replica_fetches_through_its_node_what_other_nodes_have() -> None:
+    prefixes, keys = placed(), asked("1").keys[:8]
+    says(prefixes, "of-a", Tier.HBM, keys[:2])
+    says(prefixes, "node-a", Tier.DRAM, keys[:4])
+    says(prefixes, "node-a", Tier.SSD, keys[4:6])
+    assert prefixes.match(keys) == {
+        "a": blocks(2, 6, 2, 6),
+        "b": blocks(0, 0, 0, 6),
+        "far": blocks(0, 0, 0, 0),
+    }
+
+
+def test_what_is_in_hbm_only_is_nobody_elses_to_fetch() -> None:
+    prefixes, keys = placed(), asked("1").keys[:8]
+    says(prefixes, "of-a", Tier.HBM, keys)
+    says(prefixes, "node-b", Tier.DRAM, keys[:1])
+    found = prefixes.match(keys)
+    assert found["a"] == blocks(8, 8, 0, 8)
+    assert found["b"] == blocks(0, 1, 0, 1)
+    assert found["far"] == blocks(0, 0, 0, 0)
+
+
+def test_replica_that_was_down_is_heard_again() -> None:
+    prefixes, keys = placed(), asked("1").keys[:4]
+    says(prefixes, "of-a", Tier.HBM, keys)
+    prefixes.removed("a")
+    assert prefixes.match(keys) == {}
+    says(prefixes, "of-a", Tier.HBM, keys[:3])
+    assert prefixes.match(keys) == {"a": blocks(3, 3, 0, 3)}
+
+
+def test_prompts_are_named_in_the_keyspace_that_is_taken_over() -> None:
+    prefixes = placed()
+    tokens = list(range(4 * BLOCK_TOKENS))
+    before = prefixes.keys(tokens, "", "")
+    says(prefixes, "node-a", Tier.DRAM, before)
+    prefixes.rename(b"k" * 32)
+    after = prefixes.keys(tokens, "", "")
+    assert not set(before) & set(after)
+    assert prefixes.match(before) == {}
+    says(prefixes, "node-a", Tier.DRAM, after)
+    assert prefixes.match(after)["a"] == blocks(0, 4, 0, 4)
+
+
+def test_adapter_is_known_by_its_name() -> None:
+    index = PrefixIndex(block_tokens=BLOCK_TOKENS, fingerprint=bytes(32), by_name=True)
+    prefixes, tokens = IndexedPrefixes(index), list(range(BLOCK_TOKENS))
+    one, two = (prefixes.keys(tokens, name, "") for name in ("one", "two"))
+    assert len({*one, *two, *prefixes.keys(tokens, "", "")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("prefix", "tokens", "tiers"),
+    [
+        (Prefix(0, 0, 0, 0), 0, {}),
+        (Prefix(64, 64, 0, 64), 64, {"hbm": 64}),
+        (Prefix(64, 64, 0, 64), 50, {"hbm": 50}),
+        (Prefix(64, 256, 128, 256), 256, {"hbm": 64, "dram": 64, "ssd": 128}),
+        (Prefix(64, 256, 128, 512), 64, {"hbm": 64}),
+        (Prefix(0, 128, 0, 512), 512, {"dram": 128, "peer": 384}),
+        (Prefix(0, 128, 128, 512), 512, {"ssd": 128, "peer": 384}),
+    ],
+    ids=str,
+)
+def test_hit_is_told_by_tier(prefix: Prefix, tokens: int, tiers: dict[str, int]) -> None:
+    assert prefix.by_tier(tokens) == tiers
+    assert sum(tiers.values()) == tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,13 @@ def _print(found: Outcomes) -> None:
         f"(median), + {found.added_p99_s() * _MS:.2f} ms (p99); {cpu_s * _MS:.2f} ms of a core "
         f"for a request of {settings.tokens} tokens"
     )
+    if found.hearing is not None:
+        heard = found.hearing
+        print(
+            f"{heard.blocks_per_s:.0f} blocks of engines' events a second: TTFT "
+            f"{statistics.median(heard.added_p50_s) * _MS:+.2f} ms (median), "
+            f"{statistics.median(heard.added_p99_s) * _MS:+.2f} ms (p99); {heard.cores:.2f} cores"
+        )
     if found.idle is not None:
         idle = found.idle
         each = (idle.after_bytes - idle.before_bytes) / idle.streams

@@ -49,9 +49,21 @@ def engine(*options: str, core: int) -> Iterator[Process]:
 
 
 @contextmanager
-def gateway(engine: Process, *options: str, core: int) -> Iterator[Process]:
-    """A gateway in front of one engine."""
-    command = ["-m", "kvist.cli.main", "gateway", f"http://127.0.0.1:{engine.port}"]
+def storm(blocks_per_s: float, core: int) -> Iterator[Process]:
+    """Somebody who publishes KV events as fast as many engines together."""
+    options = [f"--blocks-per-s={blocks_per_s}"]
+    with _started(["-m", "kvist.bench.gateway.storm", *options], core) as process:
+        yield process
+
+
+@contextmanager
+def gateway(
+    engine: Process, *options: str, core: int, events: Process | None = None
+) -> Iterator[Process]:
+    """A gateway in front of one engine, whose events, if any, another process publishes."""
+    url = f"http://127.0.0.1:{engine.port}"
+    heard = "" if events is None else f"?events=tcp://127.0.0.1:{events.port}"
+    command = ["-m", "kvist.cli.main", "gateway", f"{url}{heard}", "--set=block_tokens=16"]
     with _started([*command, "--listen=127.0.0.1:0", "--quiet", *options], core) as process:
         yield process
 
@@ -75,7 +87,7 @@ def _started(arguments: Sequence[str], core: int) -> Iterator[Process]:
         line = child.stdout.readline().strip()
         if not line:
             raise BenchError(f"did not start: {' '.join(arguments)}")
-        yield Process(int(line.rpartition(":")[2]), child.pid)
+        yield Process(int(line.replace(":", " ").split()[-1]), child.pid)
     finally:
         child.kill()
         child.wait(_END_S)

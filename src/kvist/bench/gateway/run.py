@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import resource
 import statistics
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from kvist.bench.gateway import load
-from kvist.bench.gateway.processes import Process, cores, engine, gateway
+from kvist.bench.gateway.processes import Process, cores, engine, gateway, storm
 
 _SPARE_DESCRIPTORS = 100
 _SETTLE_S = 1.0
+_STORM_S = 5.0
 _WARM = 50
 _STILL_CPU_S = 0.05
 _STALLED_TOKENS = 200_000
@@ -35,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True):
     token_s: float = 0.01
     streams: int = 10_000
     stalled: int = 10
+    blocks_per_s: float = 20_000.0  # of events that come in meanwhile
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -66,6 +69,15 @@ class Slow(msgspec.Struct, frozen=True):
     grown_bytes: int
 
 
+class Hearing(msgspec.Struct, frozen=True):
+    """Seconds that events add to the first token, by round, and the gateway's CPU time for them."""
+
+    blocks_per_s: float
+    added_p50_s: list[float]
+    added_p99_s: list[float]
+    cores: float
+
+
 class Outcomes(msgspec.Struct):
     """All of a run."""
 
@@ -73,6 +85,7 @@ class Outcomes(msgspec.Struct):
     added: list[Added] = []
     idle: Idle | None = None
     slow: Slow | None = None
+    hearing: Hearing | None = None
 
     def added_p50_s(self) -> float:
         """Median over the rounds of what the gateway adds to the median TTFT."""
@@ -98,6 +111,14 @@ def measure(settings: Settings, tell: Callable[[str], None]) -> Outcomes:
         for number in range(settings.rounds):
             found.added.append(asyncio.run(_added(settings, stub, front, number)))
             tell(f"overhead: round {number + 1} of {settings.rounds}")
+    with (
+        engine(pace, core=theirs) as stub,
+        storm(settings.blocks_per_s, core=theirs) as events,
+        gateway(stub, core=ours) as deaf,
+        gateway(stub, core=ours, events=events) as front,
+    ):
+        tell(f"{settings.blocks_per_s:.0f} blocks of events a second")
+        found.hearing = asyncio.run(_hearing(settings, deaf, front))
     # Two descriptors of the gateway for each stream.
     streams = min(settings.streams, (hard - _SPARE_DESCRIPTORS) // 2)
     with (
@@ -138,6 +159,29 @@ async def _added(settings: Settings, stub: Process, front: Process, number: int)
         through.ttft_s(0.99),
         cpu_s / settings.requests,
     )
+
+
+async def _hearing(settings: Settings, deaf: Process, front: Process) -> Hearing:
+    """Two gateways by turns, one of which hears events."""
+    request = load.request_bytes(tokens=settings.tokens)
+    p50_s, p99_s = [], []
+    before_s, began_s = front.cpu_s(), time.monotonic()
+    await asyncio.sleep(_STORM_S)
+    cores = (front.cpu_s() - before_s) / (time.monotonic() - began_s)
+    for number in range(settings.rounds):
+        found = {}
+        for one in (deaf, front) if number % 2 else (front, deaf):
+            found[one.port] = await load.poisson(
+                one.port,
+                request,
+                rate_rps=settings.rate_rps,
+                count=settings.requests,
+                seed=number,
+            )
+        quiet, beside = found[deaf.port], found[front.port]
+        p50_s.append(beside.ttft_s(0.5) - quiet.ttft_s(0.5))
+        p99_s.append(beside.ttft_s(0.99) - quiet.ttft_s(0.99))
+    return Hearing(settings.blocks_per_s, p50_s, p99_s, cores)
 
 
 async def _idle(front: Process, count: int) -> Idle:

@@ -1,7 +1,8 @@
 // Python binding of the table of owners; `kvist/native/owner_twin.py` is its specification.
 //
 // A table has a lock of its own, under which no Python code runs and the GIL is not asked for: so
-// `reach_many` can walk without the GIL while other threads hold it and wait for the lock.
+// `reach_many` can walk without the GIL while other threads hold it and wait for the lock. What takes
+// long changes the table without the GIL, too, and hashes before it takes the lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
@@ -25,6 +26,8 @@ using kvist::View;
 
 constexpr std::size_t kAhead = 16;      // look-ups whose cache misses overlap
 constexpr std::size_t kKeysAhead = 96;  // far enough that the next page's address is there, too
+constexpr std::size_t kManyKeys = 256;  // take longer than to give up the GIL and get it back
+constexpr std::size_t kManyTokens = 1024;
 constexpr std::int64_t kMostSources = kNobody, kMostTiers = 1 << 16;
 
 struct LockedTable {
@@ -42,15 +45,26 @@ Key key_of(PyObject* key) {
           static_cast<std::size_t>(PyBytes_GET_SIZE(key))};
 }
 
+// Gives up the GIL while it lives, if that is worth it.
+class Released {
+ public:
+  explicit Released(bool is_long) {
+    if (is_long) unlocked_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> unlocked_;
+};
+
 // A sequence of keys, held while this lives; each is checked as it is taken.
 class Keys {
  public:
   explicit Keys(nb::handle keys)
-      : fast_(nb::steal(PySequence_Fast(keys.ptr(), "keys is not a sequence"))) {
-    if (!fast_.is_valid()) throw nb::python_error();
-    count_ = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
-    items_ = PySequence_Fast_ITEMS(fast_.ptr());
-  }
+      : Keys(nb::steal(PySequence_Fast(keys.ptr(), "keys is not a sequence"))) {}
+
+  // Keys that stay what they are while other threads run Python code.
+  static Keys fixed(nb::handle keys) { return Keys(nb::steal(PySequence_Tuple(keys.ptr()))); }
+
   std::size_t size() const { return count_; }
   Key operator[](std::size_t i) const { return key_of(items_[i]); }
   void announce(std::size_t i) const {
@@ -67,6 +81,12 @@ class Keys {
   }
 
  private:
+  explicit Keys(nb::object fast) : fast_(std::move(fast)) {
+    if (!fast_.is_valid()) throw nb::python_error();
+    count_ = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
+    items_ = PySequence_Fast_ITEMS(fast_.ptr());
+  }
+
   nb::object fast_;
   std::size_t count_ = 0;
   PyObject** items_ = nullptr;
@@ -82,7 +102,9 @@ Owner owner_of(std::int64_t source, std::int64_t tiers) {
 // Calls for each key, and tells the table of keys that come soon, so that cache misses overlap.
 template <typename Call>
 void each_key(LockedTable& table, Owner owner, nb::handle sequence, Call call) {
-  const std::vector<Key> keys = Keys(sequence).all();
+  const Keys held = Keys::fixed(sequence);
+  const std::vector<Key> keys = held.all();
+  const Released released(keys.size() >= kManyKeys);
   const Locked locked(table.lock);
   const auto announce = [&](std::size_t i) {
     if (i >= keys.size()) return;
@@ -110,7 +132,8 @@ void remove_from(LockedTable& table, std::int64_t source, std::int64_t tiers, nb
 bool add_chain(LockedTable& table, std::int64_t source, std::int64_t tiers, nb::handle sequence,
                nb::handle parent, nb::bytes seed, nb::handle tokens, std::int64_t block_tokens) {
   const Owner owner = owner_of(source, tiers);
-  const std::vector<Key> names = Keys(sequence).all();
+  const Keys held = Keys::fixed(sequence);
+  const std::vector<Key> names = held.all();
   const View view(tokens);
   if (seed.size() != kKeyBytes) throw nb::value_error("seed is not 32 bytes");
   if (block_tokens < 1 || view.bytes() != names.size() * static_cast<u64>(block_tokens) * 4) {
@@ -119,13 +142,19 @@ bool add_chain(LockedTable& table, std::int64_t source, std::int64_t tiers, nb::
   std::optional<Key> above;
   if (!parent.is_none()) above = key_of(parent.ptr());
 
-  const Locked locked(table.lock);
-  const u8* start = reinterpret_cast<const u8*>(seed.c_str());
-  if (above.has_value()) start = table.owners.key_held(owner.source, *above);
-  if (start == nullptr) return false;
+  const Released released(names.size() * static_cast<u64>(block_tokens) >= kManyTokens);
+  std::array<u8, kKeyBytes> start;
+  std::memcpy(start.data(), seed.c_str(), kKeyBytes);
+  if (above.has_value()) {
+    const Locked locked(table.lock);
+    const u8* key = table.owners.key_held(owner.source, *above);
+    if (key == nullptr) return false;
+    std::memcpy(start.data(), key, kKeyBytes);
+  }
   std::vector<u8> keys(names.size() * kKeyBytes);
-  kvist::hash_chain(start, view.data(), names.size(), static_cast<std::size_t>(block_tokens), {},
-                    keys.data());
+  kvist::hash_chain(start.data(), view.data(), names.size(),
+                    static_cast<std::size_t>(block_tokens), {}, keys.data());
+  const Locked locked(table.lock);
   for (std::size_t i = 0; i < names.size(); ++i) {
     table.owners.announce(&keys[i * kKeyBytes]);
     table.owners.announce_name(owner.source, names[i].data);
@@ -218,9 +247,7 @@ nb::list reach_many(LockedTable& table, nb::handle requests, const Readers& read
   std::vector<Keys> prefixes;
   std::vector<Reach> found;
   for (nb::handle sequence : requests) {
-    const nb::object fixed = nb::steal(PySequence_Tuple(sequence.ptr()));
-    if (!fixed.is_valid()) throw nb::python_error();
-    prefixes.emplace_back(fixed);  // a tuple cannot change while the GIL is released
+    prefixes.push_back(Keys::fixed(sequence));
     found.push_back(new_reach(readers, levels));
   }
   {
