@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +26,7 @@ _GOOD_LIFE_S = 60.0  # after which an end counts as the first
 _LOOK_S = 5.0
 _SILENT_S = 60.0
 _TAIL_BYTES = 4096
+_ANSWER_S = 2.0
 
 
 def tied(command: Sequence[str]) -> list[str]:
@@ -173,6 +176,16 @@ def stop_all(children: Sequence[Child]) -> None:
         if child._process is not None:
             child._signal(signal.SIGKILL)  # what is left of its group
         child._process, child.phase = None, Phase.STOPPED
+
+
+def is_healthy(url: str) -> bool:
+    """Whether an engine answers at `url`, which may name the address that it listens on."""
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
 
 
 def last_line(log: Path) -> str:

@@ -15,8 +15,6 @@ import select
 import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +22,7 @@ import msgspec
 import yaml
 
 from kvist.core.errors import NodeAwayError, NodeRefusedError
-from kvist.launch.child import Child, Phase, stop_all
+from kvist.launch.child import Child, Phase, is_healthy, stop_all
 from kvist.launch.ports import Port
 from kvist.launch.spec import ChildReport, EngineSpec, HostOrders, HostReport, for_node
 from kvist.node import control
@@ -99,7 +97,7 @@ class Host:
             command=command,
             env=env,
             log=self.folder / f"engine-{number}.log",
-            serves=lambda: _healthy(url()),
+            serves=lambda: is_healthy(url()),
             stops=_ENGINE_STOPS,
         )
         return child, url
@@ -147,15 +145,6 @@ def _private(path: str, flags: int) -> int:
 
 def _is_rays(name: str) -> bool:
     return name.startswith("RAY_") or name in _OF_RAY
-
-
-def _healthy(url: str) -> bool:
-    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
-        return False
 
 
 def _read_orders(fd: int) -> HostOrders:
