@@ -99,6 +99,8 @@ class Front:
         except ClientGone:
             assert client.response is not None
             return client.response
+        finally:
+            client.close()
 
     async def _answer(
         self, request: web.BaseRequest, request_id: str, client: Client

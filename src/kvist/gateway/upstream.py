@@ -13,6 +13,7 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from kvist.core.errors import KvistError
+from kvist.gateway.deadline import Deadline
 from kvist.gateway.settings import Settings
 
 _T = TypeVar("_T")
@@ -76,7 +77,7 @@ class Attempt:
     def __init__(self, session: aiohttp.ClientSession, replica: Replica) -> None:
         self._session, self._replica = session, replica
         self._response: aiohttp.ClientResponse | None = None
-        self._limit: asyncio.Timeout | None = None
+        self._deadline = Deadline()
         self._given_up = ""
 
     async def open(
@@ -145,8 +146,7 @@ class Attempt:
     def give_up(self, why: str) -> None:
         """Ends whatever is waited for: the replica hangs."""
         self._given_up = why
-        if self._limit is not None:
-            self._limit.reschedule(asyncio.get_running_loop().time())
+        self._deadline.expire()
 
     async def __aenter__(self) -> Self:
         self._replica.open.add(self)
@@ -159,6 +159,7 @@ class Attempt:
         tb: TracebackType | None,
     ) -> None:
         self._replica.open.discard(self)
+        self._deadline.close()
         if self._response is not None:
             self._response.close()  # of an answer that was read to its end, the connection is kept
 
@@ -167,13 +168,8 @@ class Attempt:
         assert self._response is not None
         return self._response
 
-    async def _within(self, waited: Awaitable[_T], until_s: float) -> _T:
-        self._limit = asyncio.timeout_at(0.0 if self._given_up else until_s)
-        try:
-            async with self._limit:
-                return await waited
-        finally:
-            self._limit = None
+    def _within(self, waited: Awaitable[_T], until_s: float) -> Awaitable[_T]:
+        return self._deadline.wait(waited, 0.0 if self._given_up else until_s)
 
     def _heard(self) -> None:
         self._replica.heard_s = asyncio.get_running_loop().time()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +25,7 @@ _TIED = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);os.execv(sys.executa
 _LOOK_S = 5.0
 _SILENT_S = 60.0
 _TAIL_BYTES = 4096
+_ANSWER_S = 2.0
 
 
 def tied(command: Sequence[str]) -> list[str]:
@@ -173,6 +177,23 @@ def stop_all(children: Sequence[Child]) -> None:
         if child._process is not None:
             child._signal(signal.SIGKILL)  # what is left of its group
         child._process, child.phase = None, Phase.STOPPED
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a child says at `url` that it is well; it may name the address that it listens on."""
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S, context=_any_certificate()) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """It is our own child that is asked, by an address that its certificate need not have."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def last_line(log: Path) -> str:

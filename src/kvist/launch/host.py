@@ -14,10 +14,7 @@ import os
 import select
 import signal
 import socket
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,7 +22,7 @@ import msgspec
 import yaml
 
 from kvist.core.errors import NodeAwayError, NodeRefusedError
-from kvist.launch.child import Child, Phase, stop_all
+from kvist.launch.child import Child, Phase, is_healthy, stop_all
 from kvist.launch.ports import Port
 from kvist.launch.spec import (
     ChildReport,
@@ -111,7 +108,7 @@ class Host:
             command=command,
             env=env,
             log=self.folder / f"engine-{number}.log",
-            serves=lambda: _healthy(f"{url()}/health"),
+            serves=lambda: is_healthy(f"{url()}/health"),
             stops=_ENGINE_STOPS,
         )
         return child, url
@@ -131,7 +128,7 @@ class Host:
             command=command,
             env=self._env,
             log=self.folder / "gateway.log",
-            serves=lambda: _healthy(f"{self._front_url()}/healthz"),
+            serves=lambda: is_healthy(f"{self._front_url()}/healthz"),
             stops=((signal.SIGTERM, spec.drain_s + _GATEWAY_END_S), (signal.SIGKILL, 5.0)),
         )
 
@@ -146,7 +143,7 @@ class Host:
 
     def is_open(self) -> bool:
         """Whether the gateway, if there is one, has an engine to send requests to."""
-        return self._gateway is None or _healthy(f"{self._front_url()}/readyz")
+        return self._gateway is None or is_healthy(f"{self._front_url()}/readyz")
 
     def tick(self) -> None:
         """Looks after every process; engines start once the node serves, then the gateway."""
@@ -199,22 +196,6 @@ def _private(path: str, flags: int) -> int:
 
 def _is_rays(name: str) -> bool:
     return name.startswith("RAY_") or name in _OF_RAY
-
-
-def _healthy(url: str) -> bool:
-    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_S, context=_any_certificate()) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
-        return False
-
-
-def _any_certificate() -> ssl.SSLContext:
-    """It is our own child that is asked, by an address that its certificate need not have."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def _read_orders(fd: int) -> HostOrders:
