@@ -2,8 +2,9 @@
 
 Drain: the socket goes first, so that engines look for the next node; then nothing is granted any
 more; then every store writes what is not on SSD yet and lets go of its folders; then the lock. The
-next node, which may be waiting for the lock, adopts the SSD tier. The arena is new and empty. A
-node of a cluster says goodbye before its stores close, so that nobody reads from it any more.
+next node, which may be waiting for the lock, adopts the SSD tier, and, if it has asked for it, the
+arenas (`handover.py`). A node of a cluster says goodbye before its stores close, so that nobody
+reads from it any more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from functools import partial
 from types import FrameType
 
+from kvist.node.estates import Estates
+from kvist.node.handover import bequeath
 from kvist.node.keyspaces import Keyspaces, OpenStore
 from kvist.node.outward import Join, Lends, Outward
 from kvist.node.peers.peering import Peering
@@ -26,6 +29,7 @@ from kvist.node.server import NodeServer
 from kvist.node.work import SlowWork
 
 _log = logging.getLogger(__name__)
+_HAND_S = 10.0  # for the names of blocks, not for their bytes
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -41,6 +45,7 @@ def serve(
     join: Join | None = None,
     hand_over_s: float = 0.0,
     open_front: Callable[[], AbstractContextManager[None]] = nullcontext,
+    estates: Estates | None = None,
 ) -> None:
     """Serves until a signal or a client's `drain`; may be called on the main thread only.
 
@@ -56,6 +61,7 @@ def serve(
         hand_over_s: how long the others may take, if the node is told to hand over, to get what
             only it holds.
         open_front: called with the lock held; what it gives is entered while the node serves.
+        estates: what the node before this one left, of which `open_stores` takes what it needs.
 
     Raises:
         ConfigError: the socket's folder is not this user's alone, or the front or the cluster
@@ -76,7 +82,9 @@ def serve(
             open_store = open_stores(outward.lends)
 
             def make(work: SlowWork, poke: Callable[[], None]) -> Keyspaces:
-                return Keyspaces(open_store, work, poke, most=keyspaces, announcer=cluster)
+                return Keyspaces(
+                    open_store, work, poke, most=keyspaces, announcer=cluster, estates=estates
+                )
 
             described = {"socket": os.fspath(place.socket), **(facts or {})}
             server = NodeServer(
@@ -92,10 +100,29 @@ def serve(
                     server.run()
                 place.socket.unlink(missing_ok=True)
                 outward.close()
-                server.keyspaces.close(drain_s)
+                _close_stores(server, drain_s)
         _log.info("drained")
     finally:
         lock.release()
+
+
+def _close_stores(server: NodeServer, drain_s: float) -> None:
+    """Closes every store; the next node, if it waits for them, gets the arenas."""
+    if server.heir is None:
+        server.keyspaces.close(drain_s)
+        return
+    with server.heir:
+        left = server.keyspaces.bequeath(server.lives.sessions, drain_s)
+        blocks = sum(len(one.legacy.estate.blocks) for one in left)
+        try:
+            bequeath(server.heir, left, deadline_s=_HAND_S)
+        except OSError as error:
+            _log.warning("the next node does not take over what is in DRAM: %s", error)
+        else:
+            _log.info("the next node takes over %d blocks in DRAM", blocks)
+    for one in left:
+        one.close()
+    server.lives.close()
 
 
 @contextmanager
