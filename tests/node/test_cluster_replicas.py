@@ -126,6 +126,51 @@ def test_drain_with_nobody_to_take_over_ends_in_time_and_says_so(folder: Path) -
         assert "not all that only this node holds was taken in time" in a.log_text()
 
 
+def test_node_that_is_told_to_end_gives_away_what_only_it_holds(folder: Path) -> None:
+    """SIGTERM, as systemd, Kubernetes and `kvist down` send it."""
+    with (
+        cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=50"]) as a,
+        cluster_node(folder, "b") as b,
+        client_of(b) as other,
+    ):
+        writer = client_of(a)
+        met(a, b)
+        fill(writer, NUMBERS)
+        a.process.terminate()
+        eventually(lambda: cluster_of(b)["nodes"].get("a") != "active", LONG_S)
+        assert read(writer, NUMBERS) == [True] * len(NUMBERS)  # it serves meanwhile, or b does
+        assert a.process.wait(LONG_S) == 0
+        writer.close()
+        assert _held_here(other, NUMBERS)
+        assert "not all that only this node holds" not in a.log_text()
+
+
+def test_second_signal_ends_a_node_that_gives_away_at_once(folder: Path) -> None:
+    """Nobody can take anything: the other node is stopped, and not yet known to be silent."""
+    with (
+        cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=600"]) as a,
+        cluster_node(folder, "b") as b,
+        client_of(a) as writer,
+    ):
+        met(a, b)
+        fill(writer, NUMBERS)
+        b.stop()
+        a.process.terminate()
+        eventually(lambda: cluster_of(a)["state"] == "draining", LONG_S)
+        a.process.terminate()
+        assert a.process.wait(LONG_S) == 0
+        b.go_on()
+
+
+def test_node_that_is_told_to_end_does_not_wait_where_nobody_takes_anything(folder: Path) -> None:
+    with cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=600"]) as a:
+        with client_of(a) as writer:
+            fill(writer, NUMBERS)
+        a.process.terminate()
+        assert a.process.wait(LONG_S) == 0
+        assert "not all that only this node holds was taken in time" in a.log_text()
+
+
 def _drain(node: NodeProcess) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kvist.cli.main", "node", "drain", "--socket", str(node.path)],

@@ -99,6 +99,7 @@ def _run(loaded: LoadedConfig, *, replace: bool) -> int:
         peering=peering,
         join=join,
         hand_over_s=config.node.cluster.drain_s,
+        last_s=config.node.cluster.drain_on_stop_s,
         open_front=lambda: node_front(config, place),
         estates=estates,
     )

@@ -24,7 +24,14 @@ from kvist.cluster.log import EventLog, Sealed
 from kvist.cluster.membership import Timings
 from kvist.cluster.placement import own_weight
 from kvist.cluster.record import NodeRecord, NodeState, TierSpace
-from kvist.cluster.replication import Offer, Pace, Replicator, Scene
+from kvist.cluster.replication import (
+    COLD_DIVISOR,
+    Allowance,
+    Offer,
+    Pace,
+    Replicator,
+    Scene,
+)
 from kvist.cluster.view import DEFAULT_REPLICAS, ClusterView
 from kvist.cluster.wire import Batch
 from kvist.core.events import KvEvent
@@ -48,10 +55,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What the node's tiers hold now. `free_bytes`: what it offers to others' blocks."""
+    """What the node's tiers hold now.
+
+    `free_bytes`: what is free for others' blocks; `takes`: whether the node wants any.
+    """
 
     free_bytes: int
     tiers: tuple[TierSpace, ...] = ()
+    takes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,7 @@ class Member:
         self._settings = settings
         self._record = msgspec.structs.replace(record, state=NodeState.JOINING, version=0)
         self._started_s = now_s
+        self._allowance = Allowance(now_s)
         self._beat_s = now_s  # when the next record is due
         self._wall_s = 0.0
         self._ready: deque[Sealed] = deque(maxlen=_MOST_READY)  # readers ask for what falls out
@@ -138,6 +150,15 @@ class Member:
         self._become(NodeState.DRAINING)
         self.replicator.begin_round()
 
+    def accepts(self, blocks: int, block_bytes: int, now_s: float) -> int:
+        """How many of some blocks that are offered may be taken; a full node takes few at a time."""
+        own = self._record
+        if own.state is NodeState.DRAINING:
+            return 0
+        if own.lasting is None or not own.full:
+            return blocks
+        return self._allowance.take(blocks, block_bytes, own.lasting.capacity_bytes, now_s)
+
     def tick(self, now_s: float, wall_s: float, space: Space) -> Outbox:
         """What is to be sent now. To be called a few times a second."""
         asks = self.view.tick(now_s)
@@ -182,18 +203,21 @@ class Member:
         return ready
 
     def _next_record(self, now_s: float, space: Space) -> NodeRecord:
-        weight = 0
-        if self._record.state is NodeState.ACTIVE:
+        own = msgspec.structs.replace(self._record, tiers=space.tiers)
+        free_bytes, weight = space.free_bytes if space.takes else 0, 0
+        if space.takes and own.full and own.lasting is not None:
+            yielding = self.replicator.yielding / COLD_DIVISOR
+            free_bytes = int(yielding * own.lasting.capacity_bytes)
+        if own.state is NodeState.ACTIVE:
             weight = own_weight(
-                space.free_bytes,
+                free_bytes,
                 age_s=now_s - self._started_s,
                 slow_start_s=self._settings.slow_start_s,
             )
         return msgspec.structs.replace(
-            self._record,
-            version=self._record.version + 1,
+            own,
+            version=own.version + 1,
             weight=weight,
-            free_bytes=space.free_bytes,
+            free_bytes=free_bytes,
             newest=self.log.number + 1,  # the batch that carries the record
-            tiers=space.tiers,
         )

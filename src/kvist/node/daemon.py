@@ -44,6 +44,7 @@ def serve(
     peering: Peering | None = None,
     join: Join | None = None,
     hand_over_s: float = 0.0,
+    last_s: float = 0.0,
     open_front: Callable[[], AbstractContextManager[None]] = nullcontext,
     estates: Estates | None = None,
 ) -> None:
@@ -60,6 +61,7 @@ def serve(
         join: called with the lock held: makes it part of a cluster.
         hand_over_s: how long the others may take, if the node is told to hand over, to get what
             only it holds.
+        last_s: the same for a node that gets a signal; 0: it hands over nothing.
         open_front: called with the lock held; what it gives is entered while the node serves.
         estates: what the node before this one left, of which `open_stores` takes what it needs.
 
@@ -95,7 +97,10 @@ def serve(
             )
             outward.open(server.keyspaces)
             _log.info("process %d serves %s", os.getpid(), place.socket)
-            with _signals_to(server):
+            leave = None
+            if cluster is not None and last_s > 0:
+                leave = partial(cluster.drain, last_s, patient=False)
+            with _signals_to(server, leave):
                 with front:
                     server.run()
                 place.socket.unlink(missing_ok=True)
@@ -126,15 +131,27 @@ def _close_stores(server: NodeServer, drain_s: float) -> None:
 
 
 @contextmanager
-def _signals_to(server: NodeServer) -> Iterator[None]:
-    """While the body runs, the signals that ask a process to end make the node drain."""
+def _signals_to(
+    server: NodeServer, leave: Callable[[Callable[[], None]], None] | None
+) -> Iterator[None]:
+    """While the body runs, the signals that ask a process to end make the node drain.
+
+    The first one makes it `leave`, if there is a cluster to leave to; another one ends it at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked = False
 
     def end(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
         del frame
-        server.stop(f"the node got {signal.Signals(number).name}")
+        stop = partial(server.stop, f"the node got {signal.Signals(number).name}")
+        if asked or leave is None:
+            stop()
+        else:
+            asked = True
+            server.soon(partial(leave, stop))
 
     before = {number: signal.signal(number, end) for number in _SIGNALS}
     try:

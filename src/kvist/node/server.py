@@ -1,11 +1,9 @@
 """The node's socket: one loop, one thread, every connection.
 
 A connection is accepted from this user only (`SO_PEERCRED`), has a few seconds to say what it wants
-and gets, with the answer, two descriptors: the arena's memfd, and the writing end of a pipe. The
-engine and every process that maps the arena for it keep that pipe open: when the last of them has
-closed it, by will or by death, nobody can touch the engine's slots any more, and its leases are
-given back. The connection alone does not say so: a worker process may outlive the engine that
-ordered its copies, and an engine whose connection broke may still copy.
+and gets, with the answer, two descriptors: the arena's memfd, and the writing end of a life pipe
+(`lives.py`), at whose end its leases are given back. The end of the connection does not say that: a
+worker may outlive its engine, and an engine whose connection broke may still copy.
 """
 
 from __future__ import annotations
@@ -71,6 +69,7 @@ class NodeServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poked = False
         self._stop: str | None = None
+        self._due: Callable[[], None] | None = None
         self._work = SlowWork(self.poke)
         self.keyspaces = make_keyspaces(self._work, self.poke)
         self._counter = Counter(self.keyspaces, self.poke, clock, self._send)
@@ -78,8 +77,7 @@ class NodeServer:
         self._peers: dict[int, Peer] = {}  # by socket
         self._unsent: set[Peer] = set()
         self.lives = Lives()
-        self._last_session = 0
-        self._accepting = True
+        self._last_session, self._accepting = 0, True
         self.heir: socket.socket | None = None  # of the next node, which takes over
         self.refused_connections = 0
 
@@ -91,14 +89,18 @@ class NodeServer:
 
     def stop(self, reason: str) -> None:
         """Ends `run`; on any thread, or in a signal handler."""
-        self._stop = reason
-        self._poked = False
+        self._stop, self._poked = reason, False
         self.poke()
 
     @property
     def stopping(self) -> bool:
         """Whether it was told to end."""
         return self._stop is not None
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Calls it on the loop's thread; for a signal handler. The last one counts."""
+        self._due, self._poked = call, False
+        self.poke()
 
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
@@ -119,6 +121,9 @@ class NodeServer:
         """Deals with what has happened; waits for something at most `wait_s`."""
         for fd, mask in self._epoll.poll(wait_s, 64):
             self._event(fd, mask)
+        if self._due is not None:
+            due, self._due = self._due, None
+            due()
         self._work.deliver()
         self._counter.deliver()
         self.keyspaces.settle()
