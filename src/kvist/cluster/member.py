@@ -151,7 +151,7 @@ class Member:
         self.replicator.begin_round()
 
     def accepts(self, blocks: int, block_bytes: int, now_s: float) -> int:
-        """How many of some blocks that are offered may be taken; a full node takes few at a time."""
+        """How many of some blocks that are offered may be taken: few, by a full node."""
         own = self._record
         if own.state is NodeState.DRAINING:
             return 0

@@ -249,14 +249,14 @@ class SimNode:
             if judge.quiet:
                 judge.violated(f"{offer.source} offers to {self.name}, which {_NO}")
             return
+        full = self.member.own.full
         most = self.member.accepts(len(offer.keys), FULL_WEIGHT_BYTES, now_s)
-        if not self.member.own.full:
-            most = min(most, self.storage.free_blocks)
-        for key in offer.keys:
-            if len(self._reads) >= min(_FETCHES, most):
+        room = _FETCHES if full else min(_FETCHES, self.storage.free_blocks)
+        for i, key in enumerate(offer.keys):
+            if i >= most or len(self._reads) >= room:
                 judge.count("offers.refused")
             elif key not in self.storage:
-                judge.count("offers.taken")
+                judge.count("exchanges" if full else "copies")
                 self._try(_Read(key, [offer.source], 0.0, ""), now_s)
 
     def _answer(self, asked: Asked, now_s: float) -> None:
