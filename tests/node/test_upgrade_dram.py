@@ -61,18 +61,18 @@ def holds(store: NodeStore, numbers: Iterable[int]) -> list[bool]:
 
 @pytest.mark.parametrize("ssd", [False, True])
 def test_engine_finds_in_dram_what_it_had_there(folder: Path, ssd: bool) -> None:
-    with NodeProcess(folder / "n.sock", ssd=folder / "ssd" if ssd else None) as old:
-        with old.client() as store:
-            assert all(put(store, range(BLOCKS)))
-            with successor(folder, ssd=ssd) as new:
-                assert old.process.wait(START_S) == 0
-                eventually(lambda: store.attachments == 2 and store.attached)
-                eventually(lambda: tiers(store) == (Tier.DRAM,) * BLOCKS)
-                assert holds(store, range(BLOCKS)) == [True] * BLOCKS
-                assert new.store_stats()["adopted"] == BLOCKS
-                eventually(lambda: new.store_stats()["leases"] == 0)
-                assert put(store, [BLOCKS]) == [True]
-                new.assert_sound()
+    below = folder / "ssd" if ssd else None
+    with NodeProcess(folder / "n.sock", ssd=below) as old, old.client() as store:
+        assert all(put(store, range(BLOCKS)))
+        with successor(folder, ssd=ssd) as new:
+            assert old.process.wait(START_S) == 0
+            eventually(lambda: store.attachments == 2 and store.attached)
+            eventually(lambda: tiers(store) == (Tier.DRAM,) * BLOCKS)
+            assert holds(store, range(BLOCKS)) == [True] * BLOCKS
+            assert new.store_stats()["adopted"] == BLOCKS
+            eventually(lambda: new.store_stats()["leases"] == 0)
+            assert put(store, [BLOCKS]) == [True]
+            new.assert_sound()
 
 
 def test_slots_that_a_process_of_the_old_node_could_write_wait_for_its_end(folder: Path) -> None:

@@ -108,8 +108,8 @@ def test_exchanges_are_few_and_come_to_an_end(seed: int) -> None:
     world._judge.note = noted
     verdict = world.run()
     assert verdict.holds, verdict.violations
-    # each node takes a 64th of its blocks at once, and as much in a minute
-    most = len(NODES) * BLOCKS / 64 * (1 + 200 / 60)
+    # each node takes a sixteenth of its blocks at once, and as much in eight seconds
+    most = len(NODES) * BLOCKS / 16 * (1 + 200 / 8)
     assert 0 < verdict.counts["exchanges"] <= most + len(NODES)
     survivors = [n for name, n in world.nodes.items() if name != DEAD]
     assert all(node.storage.free_blocks <= 1 for node in survivors)

@@ -89,7 +89,7 @@ class Member:
         self._settings = settings
         self._record = msgspec.structs.replace(record, state=NodeState.JOINING, version=0)
         self._started_s = now_s
-        self._allowance = Allowance(now_s)
+        self._allowance = Allowance(settings.pace, now_s)
         self._beat_s = now_s  # when the next record is due
         self._wall_s = 0.0
         self._ready: deque[Sealed] = deque(maxlen=_MOST_READY)  # readers ask for what falls out

@@ -38,8 +38,6 @@ from kvist.core.outcome import Tier
 
 COLD_DIVISOR = 8  # the part of its blocks that a full node may yield
 _LEAST_COVERED = 0.5
-_ALLOWANCE_DIVISOR = 64
-_ALLOWANCE_S = 60.0
 _HOT = 0.5  # place among the own blocks, from the coldest (0) to the hottest (1)
 _BIT_OF = {Tier.DRAM: 1, Tier.SSD: 2}  # what others can fetch
 
@@ -60,7 +58,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Bounds of the work: blocks that are looked at and offered in one tick, and waits."""
+    """Bounds of the work: blocks that are looked at and offered in one tick, and waits.
+
+    A full node takes the `exchange_divisor`-th part of its capacity in `exchange_s`.
+    """
 
     looks: int = 2048
     offers: int = 64
@@ -68,6 +69,8 @@ class Pace:
     most_offered: int = 1 << 16
     fetch_s: float = 5.0
     again_s: float = 60.0
+    exchange_divisor: int = 64
+    exchange_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -101,15 +104,16 @@ class Scene:
 
 
 class Allowance:
-    """What a full node may take: a part of its capacity a minute, as much at once."""
+    """What a full node may take: a part of its capacity in a time, and no more at once."""
 
-    def __init__(self, now_s: float) -> None:
-        self._bytes, self._now_s = 0.0, now_s - _ALLOWANCE_S
+    def __init__(self, pace: Pace, now_s: float) -> None:
+        self._pace = pace
+        self._bytes, self._now_s = 0.0, now_s - pace.exchange_s
 
     def take(self, blocks: int, block_bytes: int, capacity_bytes: int, now_s: float) -> int:
         """How many of `blocks` may come; at least one of them does, now and then."""
-        most = max(capacity_bytes / _ALLOWANCE_DIVISOR, block_bytes)
-        earned = most * (now_s - self._now_s) / _ALLOWANCE_S
+        most = max(capacity_bytes / self._pace.exchange_divisor, block_bytes)
+        earned = most * (now_s - self._now_s) / self._pace.exchange_s
         self._bytes, self._now_s = min(most, self._bytes + earned), now_s
         taken = min(blocks, int(self._bytes // block_bytes))
         self._bytes -= taken * block_bytes

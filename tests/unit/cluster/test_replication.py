@@ -282,10 +282,10 @@ def test_copies_in_the_own_domain_are_no_reason_to_yield() -> None:
 
 
 def test_allowance_is_a_part_of_the_capacity_each_minute() -> None:
-    allowance = Allowance(0.0)
+    allowance = Allowance(Pace(), 0.0)
     assert allowance.take(100, 1, 640, 0.0) == 10
     assert allowance.take(100, 1, 640, 0.0) == 0
     assert allowance.take(100, 1, 640, 30.0) == 5
     assert allowance.take(3, 1, 640, 1000.0) == 3
     assert allowance.take(100, 1, 640, 1000.0) == 7  # what is not taken does not add up
-    assert Allowance(0.0).take(5, 100, 640, 0.0) == 1  # a small node takes one now and then
+    assert Allowance(Pace(), 0.0).take(5, 100, 640, 0.0) == 1  # a small node takes one now and then
