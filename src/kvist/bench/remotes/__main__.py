@@ -1,4 +1,4 @@
-"""`python -m kvist.bench.remotes [--json FILE] [--page DOC]`: remotes beside their plain clients."""
+"""`python -m kvist.bench.remotes [--json FILE] [--page DOC]`: remotes beside plain clients."""
 
 from __future__ import annotations
 

@@ -248,7 +248,8 @@ def _held(master: str, metadata: str, size_bytes: int) -> Iterator[None]:
     holder = subprocess.Popen(
         [*command, str(size_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert holder.stdin is not None and holder.stdout is not None, "they were opened as pipes"
+    assert holder.stdin is not None, "it was opened as a pipe"
+    assert holder.stdout is not None, "it was opened as a pipe"
     try:
         while (line := holder.stdout.readline()) != b"held\n":
             if not line:
