@@ -138,6 +138,7 @@ class ClusterNode:
             "node": own.node,
             "incarnation": own.incarnation,
             "state": own.state.value,
+            "full": own.full,
             "blocks": own.blocks,
             "nodes": nodes,
             "samples": figures,
