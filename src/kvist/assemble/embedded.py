@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ def open_embedded_store(
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
         lender: opens what other hosts have and this store may read, if there is any.
-        legacy: a former process's arena, with slots of this size and no larger, to take over.
+        legacy: a former process's arena, with slots of this size and no larger, to take over; if
+            the store cannot be opened it stays the caller's.
 
     Raises:
         ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
@@ -97,7 +99,7 @@ def open_embedded_store(
     insert_filter = _insert_filter(config, policy, capacity_blocks)
     lower, lower_tier = open_below(config, fingerprint, shard, layout, lender)
     knobs = config.store.breaker
-    memory = None if legacy is None else legacy.fd
+    memory = None if legacy is None else os.dup(legacy.fd)
     arena = Arena(capacity_bytes, slot_bytes=block_bytes, fd=memory)
     Warmer(arena, lambda: arena.touched_bytes).start()
     store = TieredStore(
@@ -123,6 +125,7 @@ def open_embedded_store(
     )
     if legacy is not None:
         store.succession.inherit(legacy.estate, legacy.fences)
+        os.close(legacy.fd)
     return store
 
 

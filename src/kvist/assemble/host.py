@@ -14,12 +14,12 @@ import msgspec
 
 from kvist.assemble.embedded import open_embedded_store
 from kvist.config import Config, as_mapping, dram_bytes, knobs, ssd_bytes, ssd_folders
-from kvist.core.errors import LayoutError, NodeAwayError
+from kvist.core.errors import KvistError, LayoutError, NodeAwayError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
 from kvist.node import control
 from kvist.node.client import NodeStore
-from kvist.node.estates import Estates
+from kvist.node.estates import Estates, Left
 from kvist.node.keyspaces import Attach, OpenStore
 from kvist.node.place import Place, default_socket
 from kvist.store.tiered import TieredStore
@@ -113,16 +113,21 @@ def node_stores(
             legacy = estates.claim(
                 attach, slot_bytes=padded(attach.block_bytes), most_bytes=dram_bytes(part)
             )
-        return open_embedded_store(
-            part,
-            block_bytes=attach.block_bytes,
-            fingerprint=attach.fingerprint,
-            layout=_layout_of(attach),
-            shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
-            on_event=on_event,
-            lender=partial(lender, attach) if lender is not None else None,
-            legacy=legacy,
-        )
+        try:
+            return open_embedded_store(
+                part,
+                block_bytes=attach.block_bytes,
+                fingerprint=attach.fingerprint,
+                layout=_layout_of(attach),
+                shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
+                on_event=on_event,
+                lender=partial(lender, attach) if lender is not None else None,
+                legacy=legacy,
+            )
+        except (KvistError, OSError):
+            if legacy is not None and estates is not None:
+                estates.put_back(Left(attach, legacy))
+            raise
 
     return open_part
 

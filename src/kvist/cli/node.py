@@ -114,7 +114,8 @@ def _left(socket: Path) -> list[Left]:
     try:
         return inherit(socket, deadline_s=_REPLACE_S)
     except NodeRefusedError:  # of an older Kvist: it leaves what is on SSD
-        control.ask(socket, "drain")
+        with contextlib.suppress(NodeAwayError):
+            control.ask(socket, "drain")
     except NodeAwayError:
         _log.info("no node has to be replaced")
     return []

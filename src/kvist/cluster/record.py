@@ -11,7 +11,7 @@ from msgspec import Meta
 from kvist.core.errors import FormatError, VersionError
 from kvist.core.outcome import Tier
 
-FULL_DIVISOR = 8  # a tier with less than this part free is full
+FULL_DIVISOR = 16  # a tier with less than this part free is full
 RECORD_VERSION = 1
 MOST_RECORD_BYTES = 8192
 

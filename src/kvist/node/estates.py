@@ -112,6 +112,11 @@ class Estates:
             return None
         return legacy
 
+    def put_back(self, left: Left) -> None:
+        """It was claimed, and the store could not be opened."""
+        with self._lock:
+            self._left[left.attach.fingerprint] = left
+
     def keep(self, most: int, *, but: bytes) -> None:
         """Keeps `most` besides that of keyspace `but`, which is about to be claimed."""
         with self._lock:

@@ -259,6 +259,14 @@ def test_what_is_found_on_disk_at_the_start_is_no_hotter_than_its_place() -> Non
     assert offered(given).keys() == {key(n) for n in range(10, 20)}
 
 
+def test_node_that_drains_offers_everything_to_full_nodes_too() -> None:
+    cluster = nobody_takes("a", "b")
+    cluster.say("b", full=True)
+    cluster.say("a", NodeState.DRAINING, weight=0)
+    given = [o for _ in range(3) for o in cluster.offers("a", draining=True)]
+    assert offered(given).keys() == {key(n) for n in range(20)}
+
+
 def test_node_yields_its_coldest_blocks_as_far_as_others_hold_them() -> None:
     cluster = nobody_takes("a", "b", "c")
     yields = []
