@@ -29,6 +29,7 @@ from kvist.node.client import NodeStore
 from kvist.node.place import NodeLock, Place
 from kvist.node.protocol import Frames, encode
 from kvist.testing.store_suite import WAIT_S, content, key, put, ref
+from kvist.tiers.ssd import SsdTier
 
 BLOCKS = 4
 MANY = 8000  # their names do not fit into the buffers of a socket
@@ -131,6 +132,19 @@ def test_arena_that_is_larger_than_the_new_one_may_be_is_let_go(
             assert tiers(store) == ()
             assert put(store, range(2)) == [True] * 2
             assert store.room_blocks() == 4
+
+
+def test_dram_waits_while_the_store_cannot_be_opened(folder: Path) -> None:
+    """Another process has the folder of the SSD tier; the engine is refused until it lets go."""
+    with NodeProcess(folder / "n.sock") as old, old.client() as store:
+        assert all(put(store, range(BLOCKS)))
+        tier = SsdTier.open(folder / "ssd", keyspace=bytes(32), capacity_bytes=64 << 20)
+        with contextlib.closing(tier), successor(folder, ssd=True) as new:
+            eventually(lambda: "cannot open a store" in new.log_text())
+            tier.close()
+            eventually(lambda: store.attachments == 2 and store.attached)
+            eventually(lambda: tiers(store) == (Tier.DRAM,) * BLOCKS)
+            new.assert_sound()
 
 
 def test_keyspace_that_nobody_asks_for_gives_way_to_one_that_is_used(folder: Path) -> None:

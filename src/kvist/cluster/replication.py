@@ -18,8 +18,8 @@ Where nobody has room, a full node takes a hot block in exchange for cold ones:
 * It yields its coldest eighth as far as others hold that as well, and nothing if that is less than
   half of it: the last copy of a block is not given up for the second one of another.
 * It is offered what is in the hotter half of whoever offers, and everything by a node that drains.
-  What it drops for it is in nobody's hotter half, so it is not offered to another full node in turn,
-  and exchanges come to an end.
+  What it drops for it is in nobody's hotter half, so it is not offered to a full node in turn, and
+  exchanges come to an end.
 * It takes a bounded number of bytes in a time (`Allowance`).
 """
 
