@@ -211,6 +211,40 @@ def test_node_ends_in_order_when_the_next_one_dies(folder: Path) -> None:
         NodeLock(Place(old.path), wait_s=START_S).release()
 
 
+class Line:
+    """Nodes that follow each other on one socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.runs = path, list[subprocess.Popen[bytes]]()
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Starts the next one, which replaces the one before it, if that runs."""
+        options = ["store.dram.capacity=256KiB", "store.ssd.enabled=false"]
+        with self.path.with_suffix(".log").open("ab") as log:
+            command = [sys.executable, "-m", "kvist.cli.main", "node", "--replace"]
+            command += ["--socket", str(self.path), *(f"--set={text}" for text in options)]
+            self.runs.append(subprocess.Popen(command, stdout=log, stderr=log, env=clean_env()))
+        return self.runs[-1]
+
+    def serves(self, run: subprocess.Popen[bytes]) -> bool:
+        """Whether this one answers."""
+        assert run.poll() is None, self.log_text()
+        try:
+            return bool(control.ask(self.path, "status")["pid"] == run.pid)
+        except (NodeAwayError, NodeRefusedError):
+            return False
+
+    def log_text(self) -> str:
+        """What all of them printed."""
+        return self.path.with_suffix(".log").read_text()
+
+    def close(self) -> None:
+        """Kills whoever lives."""
+        for run in self.runs:
+            run.kill()
+            run.wait(START_S)
+
+
 def test_node_that_was_told_half_starts_with_nothing(folder: Path) -> None:
     """In place of the old node a socket that says half of what it should, and goes."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -229,42 +263,16 @@ def test_node_that_was_told_half_starts_with_nothing(folder: Path) -> None:
 
     thread = threading.Thread(target=old)
     thread.start()
-    with successor(folder) as new, new.client() as store:
+    line = Line(folder / "n.sock")
+    with contextlib.closing(line):
+        new = line.begin()
         thread.join(START_S)
         assert len(heard) == 1
-        assert "what the former node left is not whole" in new.log_text()
-        assert put(store, range(BLOCKS)) == [True] * BLOCKS
-        assert holds(store, range(BLOCKS)) == [True] * BLOCKS
-
-
-class Line:
-    """Nodes that follow each other on one socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.runs = path, list[subprocess.Popen[bytes]]()
-
-    def begin(self) -> subprocess.Popen[bytes]:
-        """Starts the next one, which replaces the one before it, if that runs."""
-        options = ["store.dram.capacity=256KiB", "store.ssd.enabled=false"]
-        with self.path.with_suffix(".log").open("ab") as log:
-            command = [sys.executable, "-m", "kvist.cli.main", "node", "--replace"]
-            command += ["--socket", str(self.path), *(f"--set={text}" for text in options)]
-            self.runs.append(subprocess.Popen(command, stdout=log, stderr=log, env=clean_env()))
-        return self.runs[-1]
-
-    def serves(self, run: subprocess.Popen[bytes]) -> bool:
-        """Whether this one answers."""
-        assert run.poll() is None, self.path.with_suffix(".log").read_text()
-        try:
-            return bool(control.ask(self.path, "status")["pid"] == run.pid)
-        except (NodeAwayError, NodeRefusedError):
-            return False
-
-    def close(self) -> None:
-        """Kills whoever lives."""
-        for run in self.runs:
-            run.kill()
-            run.wait(START_S)
+        eventually(lambda: line.serves(new), START_S)
+        assert "what the former node left is not whole" in line.log_text()
+        with NodeStore(line.path, attach(1)) as store:
+            assert put(store, range(BLOCKS)) == [True] * BLOCKS
+            assert holds(store, range(BLOCKS)) == [True] * BLOCKS
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -175,10 +175,10 @@ class Replicator:
             local = self._local.get(key)
             if local is None:
                 continue
-            found = self._seen(key, scene, draining=draining)
-            self._count(found, place, draining=draining)
+            seen = self._seen(key, scene, draining=draining)
+            self._count(seen, place, draining=draining)
             hot = draining or place >= _HOT
-            targets = self._targets(key, local, found, now_s, scene, full, hot=hot)
+            targets = self._targets(key, local, seen, now_s, scene, full, hot=hot)
             for target in targets[:left]:
                 offers.setdefault((target, local.scope), []).append(key)
                 self._offered[key, target] = now_s

@@ -147,7 +147,7 @@ class Obstore:
 
         self.errors: tuple[type[Exception], ...] = (BaseError,)
         self._obstore: Any = obstore
-        options = {"allow_http": True, "timeout": f"{_ANSWER_S:.0f}s"}
+        options: Any = {"allow_http": True, "timeout": f"{_ANSWER_S:.0f}s"}
         endpoint = f"http://{HOST}:{port}"
         self._store: Any = S3Store(
             BUCKET, endpoint=endpoint, region="us-east-1", client_options=options
