@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_nodes import cluster_node, cluster_of, met, sample
-from node_process import NodeProcess, clean_env, eventually
+from node_process import NodeProcess, attach, clean_env, eventually
 from peer_nodes import (
     BLOCK_BYTES,
     BLOCKS,
@@ -20,12 +20,14 @@ from peer_nodes import (
     key,
     no_lease_left,
     read,
+    ref,
 )
 from test_tenants import names
 
 from kvist.core.outcome import BlockRef, Outcome, Tier
 from kvist.node.cache import messages as cache
 from kvist.node.cache.client import CacheClient
+from kvist.node.client import NodeStore
 from kvist.testing.store_suite import content
 
 pytest.importorskip("zmq")
@@ -169,29 +171,44 @@ def test_node_that_is_told_to_end_does_not_wait_where_nobody_takes_anything(fold
         assert "not all that only this node holds was taken in time" in a.log_text()
 
 
-def test_hot_blocks_get_copies_where_logs_are_full_of_what_both_nodes_have(folder: Path) -> None:
-    options = ["store.ssd.capacity=32MiB", "store.dram.restore=0"]
+def test_hot_blocks_get_copies_on_a_node_that_is_full_of_what_others_have(folder: Path) -> None:
+    """Small blocks, of which a full node takes more in a minute: a 64th of its capacity."""
+    small = ["store.ssd.capacity=48MiB"]
     with (
-        cluster_node(folder, "a", replicas=2, blocks=BLOCKS, ssd=True, options=options) as a,
-        cluster_node(folder, "b", replicas=2, blocks=BLOCKS, ssd=True, options=options) as b,
-        client_of(a) as writer,
-        client_of(b) as other,
+        cluster_node(folder, "a", replicas=2, blocks=BLOCKS, ssd=True) as a,
+        cluster_node(folder, "b", replicas=2, blocks=BLOCKS, ssd=True, options=small) as b,
+        NodeStore(a.path, attach(1, block_bytes=SMALL_BYTES), answer_s=LONG_S) as writer,
+        NodeStore(b.path, attach(1, block_bytes=SMALL_BYTES), answer_s=LONG_S) as other,
     ):
         met(a, b)
-        for start in range(0, 64, 4):
-            fill(writer, range(start, start + 4))
+        for written in (*_ranges(0, 640, 64), *_ranges(640, 840, 8)):
+            _fill_small(writer, written)
             assert writer.flush(LONG_S)
+            eventually(
+                lambda part=written: cluster_of(b)["full"] or _held_here(other, part), LONG_S
+            )
             if cluster_of(b)["full"]:
                 break
-            eventually(
-                lambda n=start: cluster_of(b)["full"] or _held_here(other, range(n, n + 4)), LONG_S
-            )
-        eventually(lambda: cluster_of(b)["full"], LONG_S)
-        hot = range(1000, 1004)
-        fill(writer, hot)
+        assert cluster_of(b)["full"]
+        hot = range(1000, 1008)
+        _fill_small(writer, hot)
         eventually(lambda: any(_held_here(other, [n]) for n in hot), 2 * LONG_S)
         for node in (a, b):
             node.assert_sound()
+
+
+SMALL_BYTES = 1 << 16
+
+
+def _ranges(first: int, end: int, size: int) -> list[range]:
+    return [range(start, start + size) for start in range(first, end, size)]
+
+
+def _fill_small(store: NodeStore, numbers: Sequence[int]) -> None:
+    with store.write([ref(n) for n in numbers]) as lease:
+        for i, n in enumerate(numbers):
+            lease.buffer(i)[:] = content(key(n), SMALL_BYTES)
+            assert lease.commit(i)
 
 
 def _drain(node: NodeProcess) -> None:

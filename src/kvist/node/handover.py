@@ -245,7 +245,11 @@ class _Reader:
                 raise ProtocolError("descriptors were lost")
             if not data:
                 raise ProtocolError("the former node hung up")
-            self._bodies += self._frames.feed(data)
+            try:
+                self._bodies.extend(self._frames.feed(data))
+            except ProtocolError:
+                if not self._bodies:  # what came whole before counts; the next call fails
+                    raise
         return self._bodies.popleft()
 
     def descriptor(self) -> int:
