@@ -99,9 +99,7 @@ def open_embedded_store(
     insert_filter = _insert_filter(config, policy, capacity_blocks)
     lower, lower_tier = open_below(config, fingerprint, shard, layout, lender)
     knobs = config.store.breaker
-    memory = None if legacy is None else os.dup(legacy.fd)
-    arena = Arena(capacity_bytes, slot_bytes=block_bytes, fd=memory)
-    Warmer(arena, lambda: arena.touched_bytes).start()
+    arena = _arena(capacity_bytes, block_bytes, legacy)
     store = TieredStore(
         arena,
         policy,
@@ -127,6 +125,14 @@ def open_embedded_store(
         store.succession.inherit(legacy.estate, legacy.fences)
         os.close(legacy.fd)
     return store
+
+
+def _arena(capacity_bytes: int, block_bytes: int, legacy: Legacy | None) -> Arena:
+    """An arena that is warmed ahead, of new memory or that of `legacy`."""
+    memory = None if legacy is None else os.dup(legacy.fd)
+    arena = Arena(capacity_bytes, slot_bytes=block_bytes, fd=memory)
+    Warmer(arena, lambda: arena.touched_bytes).start()
+    return arena
 
 
 def _quota(config: Config) -> Quota:

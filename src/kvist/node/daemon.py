@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kvist.node.estates import Estates
 from kvist.node.handover import bequeath
@@ -27,6 +28,9 @@ from kvist.node.peers.peering import Peering
 from kvist.node.place import NodeLock, Place
 from kvist.node.server import NodeServer
 from kvist.node.work import SlowWork
+
+if TYPE_CHECKING:  # it needs the extra `cluster`
+    from kvist.node.cluster_node import ClusterNode
 
 _log = logging.getLogger(__name__)
 _HAND_S = 10.0  # for the names of blocks, not for their bytes
@@ -73,9 +77,7 @@ def serve(
         OSError: the socket, or one for other nodes, cannot be made.
     """
     place.make_folder()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a client, and those of the log
-    _log.debug("%d open files in place of %d", hard, soft)
+    _open_many_files()
     lock = NodeLock(place, wait_s=wait_s)
     try:
         front = open_front()
@@ -97,10 +99,7 @@ def serve(
             )
             outward.open(server.keyspaces)
             _log.info("process %d serves %s", os.getpid(), place.socket)
-            leave = None
-            if cluster is not None and last_s > 0:
-                leave = partial(cluster.drain, last_s, patient=False)
-            with _signals_to(server, leave):
+            with _signals_to(server, _leave(cluster, last_s)):
                 with front:
                     server.run()
                 place.socket.unlink(missing_ok=True)
@@ -109,6 +108,22 @@ def serve(
         _log.info("drained")
     finally:
         lock.release()
+
+
+def _open_many_files() -> None:
+    """As many as the system allows: two a client, and those of the log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _log.debug("%d open files in place of %d", hard, soft)
+
+
+def _leave(
+    cluster: ClusterNode | None, within_s: float
+) -> Callable[[Callable[[], None]], None] | None:
+    """What a signal begins with: it calls what it gets when others have what only this node has."""
+    if cluster is None or within_s <= 0:
+        return None
+    return partial(cluster.drain, within_s, patient=False)
 
 
 def _close_stores(server: NodeServer, drain_s: float) -> None:
