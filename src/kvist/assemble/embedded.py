@@ -75,8 +75,7 @@ def open_embedded_store(
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
         lender: opens what other hosts have and this store may read, if there is any.
-        legacy: a former process's arena, with slots of this size and no larger, to take over; if
-            the store cannot be opened it stays the caller's.
+        legacy: a former process's arena that fits, to take over; the caller's, if this fails.
 
     Raises:
         ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the

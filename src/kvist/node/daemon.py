@@ -63,8 +63,7 @@ def serve(
         facts: what `status` says besides.
         peering: what it has to do with other nodes.
         join: called with the lock held: makes it part of a cluster.
-        hand_over_s: how long the others may take, if the node is told to hand over, to get what
-            only it holds.
+        hand_over_s: how long others may take to get what only it holds, if it is told so.
         last_s: the same for a node that gets a signal; 0: it hands over nothing.
         open_front: called with the lock held; what it gives is entered while the node serves.
         estates: what the node before this one left, of which `open_stores` takes what it needs.
