@@ -173,7 +173,7 @@ def test_node_that_is_told_to_end_does_not_wait_where_nobody_takes_anything(fold
 
 def test_hot_blocks_get_copies_on_a_node_that_is_full_of_what_others_have(folder: Path) -> None:
     """Small blocks, of which a full node takes more in a minute: a 64th of its capacity."""
-    small = ["store.ssd.capacity=48MiB"]
+    small = ["store.ssd.capacity=16MiB"]
     with (
         cluster_node(folder, "a", replicas=2, blocks=BLOCKS, ssd=True) as a,
         cluster_node(folder, "b", replicas=2, blocks=BLOCKS, ssd=True, options=small) as b,
@@ -181,7 +181,7 @@ def test_hot_blocks_get_copies_on_a_node_that_is_full_of_what_others_have(folder
         NodeStore(b.path, attach(1, block_bytes=SMALL_BYTES), answer_s=LONG_S) as other,
     ):
         met(a, b)
-        for written in (*_ranges(0, 640, 64), *_ranges(640, 840, 8)):
+        for written in (*_ranges(0, 448, 64), *_ranges(448, 560, 8)):
             _fill_small(writer, written)
             assert writer.flush(LONG_S)
             eventually(
@@ -197,7 +197,7 @@ def test_hot_blocks_get_copies_on_a_node_that_is_full_of_what_others_have(folder
             node.assert_sound()
 
 
-SMALL_BYTES = 1 << 16
+SMALL_BYTES = 1 << 15
 
 
 def _ranges(first: int, end: int, size: int) -> list[range]:
