@@ -66,7 +66,7 @@ class GiveWay:
         self._last_s = self._clock()
         self._working = False
 
-    def wait(self) -> None:
+    def let_through(self) -> None:
         """Returns when the engine is idle, or after the longest wait."""
         give_up_s = self._clock() + self._most_s
         while (now_s := self._clock()) < give_up_s and (
@@ -114,7 +114,7 @@ class Warmer:
 
     def _step(self, size_bytes: int) -> bool:
         if self._give_way is not None:
-            self._give_way.wait()
+            self._give_way.let_through()
         try:
             address = self._arena.address + self.warm_bytes
         except ClosedError:

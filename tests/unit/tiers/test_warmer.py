@@ -78,12 +78,12 @@ class Clock:
 def test_background_work_does_not_wait_for_an_engine_that_is_idle() -> None:
     clock = Clock()
     way = GiveWay(clock=clock, sleep=clock.sleep)
-    way.wait()
+    way.let_through()
     way.begin()
     way.end()
     clock.now_s += 0.11
     at_s = clock.now_s
-    way.wait()
+    way.let_through()
     assert clock.now_s == at_s
 
 
@@ -92,14 +92,14 @@ def test_it_waits_while_a_step_runs_and_a_moment_longer_but_never_for_long() -> 
     way = GiveWay(settle_s=0.1, most_s=0.5, clock=clock, sleep=clock.sleep)
     way.begin()
     at_s = clock.now_s
-    way.wait()  # a step that never ends
+    way.let_through()  # a step that never ends
     assert 0.5 <= clock.now_s - at_s < 0.52
     way.end()
     at_s = clock.now_s
-    way.wait()
+    way.let_through()
     assert 0.1 <= clock.now_s - at_s < 0.12
     at_s = clock.now_s
-    way.wait()
+    way.let_through()
     assert clock.now_s == at_s
 
 
@@ -108,7 +108,7 @@ def test_the_warmer_gives_way_before_every_step() -> None:
     waits: list[int] = []
 
     class Watched(GiveWay):
-        def wait(self) -> None:
+        def let_through(self) -> None:
             waits.append(warmer.warm_bytes)
 
     warmer = Warmer(arena, lambda: 0, give_way=Watched())

@@ -48,7 +48,7 @@ def test_the_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     class Watched(GiveWay):
-        def wait(self) -> None:
+        def let_through(self) -> None:
             waits.append(len(asked))
 
     monkeypatch.setattr(page_care, "collapse", lambda at, size: asked.append(at))
