@@ -108,3 +108,10 @@ def test_static_list_gives_addresses_and_announces_nothing() -> None:
 def test_static_entry_that_names_no_publisher_is_refused(entries: list[str]) -> None:
     with pytest.raises(ConfigError):
         StaticDiscovery(entries)
+
+
+def test_ray_has_the_client_that_its_discovery_uses() -> None:
+    """It is not public (docs/ray.md): that a Ray has changed it must not come out in service."""
+    client = pytest.importorskip("ray._raylet").InnerGcsClient  # `GcsClient` passes calls to it
+    calls = ("put", "del", "keys", "multi_get")
+    assert [c for c in calls if not hasattr(client, f"internal_kv_{c}")] == []

@@ -31,6 +31,7 @@ from kvist.router.conductor import KvistRouter
 from kvist.router.index import PrefixIndex
 from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.protocol import Router
+from kvist.router.splitting import Splitting
 from kvist.testing.stub_engine import StubEngine
 
 LIMIT_S = 20.0
@@ -166,6 +167,8 @@ def read_stream(reply: HTTPResponse, on_event: Callable[[int], None] | None = No
 @contextmanager
 def serving(
     *engines: StubEngine | str,
+    prefill: Sequence[StubEngine | str] = (),
+    splitting: Splitting | None = None,
     settings: Settings | None = None,
     limits: TenantLimits | None = None,
     tokens: Tokens | None = None,
@@ -174,8 +177,9 @@ def serving(
 ) -> Iterator[Running]:
     """A gateway in front of engines; no booking may be open when it ends."""
     gateway = Gateway(
-        urls=tuple(e if isinstance(e, str) else e.url for e in engines),
-        router=small_router(),
+        urls=urls_of(engines),
+        prefill_urls=urls_of(prefill),
+        router=small_router(splitting),
         queue=queue_of(RouterConfig()),
         prompts=prompts or Prompts(None, None),
         limits=limits or TenantLimits(),
@@ -243,10 +247,16 @@ def byte_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def small_router() -> KvistRouter:
+def small_router(splitting: Splitting | None = None) -> KvistRouter:
     """A router as `kvist gateway` has it, but that it chooses in an order that tests foresee."""
     prefixes = IndexedPrefixes(PrefixIndex(block_tokens=16, fingerprint=bytes(32)))
-    return router_of(RouterConfig(policy="round-robin"), 16, prefixes, random.Random())
+    config = RouterConfig(policy="round-robin")
+    return router_of(config, 16, prefixes, random.Random(), splitting=splitting)
+
+
+def urls_of(engines: Sequence[StubEngine | str]) -> tuple[str, ...]:
+    """Where they listen."""
+    return tuple(e if isinstance(e, str) else e.url for e in engines)
 
 
 def eventually(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:

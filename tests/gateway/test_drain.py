@@ -112,6 +112,8 @@ def test_streams_that_do_not_end_in_time_are_cut() -> None:
     [
         ([], "nobody to serve"),
         (["ftp://x"], "no URL"),
+        (["http://127.0.0.1:1", "--prefill=ftp://x"], "gateway.disaggregation.prefill"),
+        (["http://127.0.0.1:1", "--prefill=http://127.0.0.1:1/"], "is among gateway.replicas"),
         (["http://127.0.0.1:1", "--listen=nowhere"], "no address"),
         (["http://127.0.0.1:1", "--listen=0.0.0.0:0"], "loopback"),
         (["http://127.0.0.1:1", "--set=gateway.tokenizer=/nowhere"], "tokenizer"),

@@ -54,10 +54,11 @@ class NodeProcess:
         self._log = path.with_suffix(".log")
         self.process = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [*self._command, *options]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=clean_env(), cwd=self.path.parent
+                command, stdout=log, stderr=log, env=clean_env(), cwd=self.path.parent
             )
         until = time.monotonic() + START_S
         while not self._is_up(process):
@@ -97,6 +98,11 @@ class NodeProcess:
     def start_again(self) -> None:
         """A new node on the same socket."""
         self.process = self._spawn()
+
+    def replace(self) -> None:
+        """A new node of the same configuration takes over from this one."""
+        before, self.process = self.process, self._spawn("--replace")
+        assert before.wait(START_S) == 0, self.log_text()
 
     def status(self) -> dict[str, Any]:
         """What `kvist node status` shows."""

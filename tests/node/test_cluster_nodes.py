@@ -98,7 +98,7 @@ def test_killed_holder_is_a_miss_in_time_and_is_forgotten_and_known_again(folder
 
 def test_node_that_ends_in_order_is_forgotten_at_once(folder: Path) -> None:
     with cluster_node(folder, "b") as b, client_of(b) as reader:
-        with cluster_node(folder, "a") as a:
+        with cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=0"]) as a:
             writer = client_of(a)
             met(a, b)
             fill(writer, NUMBERS)

@@ -144,7 +144,7 @@ def test_offered_blocks_are_fetched_with_parent_and_tenant_once_their_source_was
     below.blocks = {key(n): content(key(n)) for n in (1, 2)}
     known = [2]
     with _store(below) as store, _intake(store, known) as intake:
-        assert intake.take(SCOPE, _offer(range(1, 3))) == 2
+        assert intake.take(SCOPE, _offer(range(1, 3)), most=100) == 2
         assert store.stats().dram_blocks == 0
         known[0] = 3
         until(lambda: intake.fetched == 2)
@@ -158,8 +158,8 @@ def test_offered_blocks_are_fetched_with_parent_and_tenant_once_their_source_was
 def test_offer_that_contradicts_itself_or_names_a_closed_keyspace_is_not_taken() -> None:
     with _store(DictTier()) as store, _intake(store, [3]) as intake:
         with pytest.raises(ProtocolError, match="other numbers"):
-            intake.take(SCOPE, _offer(range(3), tenants=("a", "b")))
-        assert intake.take(b"x" * 32, _offer(range(3))) == 0
+            intake.take(SCOPE, _offer(range(3), tenants=("a", "b")), most=100)
+        assert intake.take(b"x" * 32, _offer(range(3)), most=100) == 0
 
 
 def test_offers_wait_in_a_bounded_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,16 @@ def test_offers_wait_in_a_bounded_queue(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(module, "MOST_WAITING", 5)
     with _store(DictTier()) as store, _intake(store, [0]) as intake:
-        assert intake.take(SCOPE, _offer(range(4))) == 4
-        assert intake.take(SCOPE, _offer(range(10, 14))) == 1
+        assert intake.take(SCOPE, _offer(range(4)), most=100) == 4
+        assert intake.take(SCOPE, _offer(range(10, 14)), most=100) == 1
         assert intake.dropped == 3
+
+
+def test_no_more_is_taken_of_an_offer_than_the_node_accepts() -> None:
+    with _store(DictTier()) as store, _intake(store, [0]) as intake:
+        assert intake.take(SCOPE, _offer(range(4)), most=3) == 3
+        assert intake.take(SCOPE, _offer(range(10, 14)), most=0) == 0
+        assert intake.dropped == 5
 
 
 def test_offered_blocks_that_do_not_come_are_dropped_in_time() -> None:
@@ -177,7 +184,7 @@ def test_offered_blocks_that_do_not_come_are_dropped_in_time() -> None:
     with _store(DictTier()) as store:
         found = {SCOPE: InUse(attach(1), store)}
         intake = Intake(found.get, lambda node, at: True, clock=lambda: now[0])
-        assert intake.take(SCOPE, _offer(range(4))) == 4
+        assert intake.take(SCOPE, _offer(range(4)), most=100) == 4
         intake._step(SCOPE)
         assert intake.dropped == 0
         now[0] += 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_nodes import cluster_node, cluster_of, met, sample
-from node_process import NodeProcess, clean_env, eventually
+from node_process import NodeProcess, attach, clean_env, eventually
 from peer_nodes import (
     BLOCK_BYTES,
     BLOCKS,
@@ -20,12 +20,14 @@ from peer_nodes import (
     key,
     no_lease_left,
     read,
+    ref,
 )
 from test_tenants import names
 
 from kvist.core.outcome import BlockRef, Outcome, Tier
 from kvist.node.cache import messages as cache
 from kvist.node.cache.client import CacheClient
+from kvist.node.client import NodeStore
 from kvist.testing.store_suite import content
 
 pytest.importorskip("zmq")
@@ -124,6 +126,89 @@ def test_drain_with_nobody_to_take_over_ends_in_time_and_says_so(folder: Path) -
         _drain(a)
         assert a.process.wait(LONG_S) == 0
         assert "not all that only this node holds was taken in time" in a.log_text()
+
+
+def test_node_that_is_told_to_end_gives_away_what_only_it_holds(folder: Path) -> None:
+    """SIGTERM, as systemd, Kubernetes and `kvist down` send it."""
+    with (
+        cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=50"]) as a,
+        cluster_node(folder, "b") as b,
+        client_of(b) as other,
+    ):
+        writer = client_of(a)
+        met(a, b)
+        fill(writer, NUMBERS)
+        a.process.terminate()
+        assert a.process.wait(2 * LONG_S) == 0
+        writer.close()
+        assert _held_here(other, NUMBERS)
+        assert "not all that only this node holds" not in a.log_text()
+
+
+def test_second_signal_ends_a_node_that_gives_away_at_once(folder: Path) -> None:
+    """Nobody can take anything: the other node is stopped, and not yet known to be silent."""
+    with (
+        cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=600"]) as a,
+        cluster_node(folder, "b") as b,
+        client_of(a) as writer,
+    ):
+        met(a, b)
+        fill(writer, NUMBERS)
+        b.stop()
+        a.process.terminate()
+        eventually(lambda: cluster_of(a)["state"] == "draining", LONG_S)
+        a.process.terminate()
+        assert a.process.wait(LONG_S) == 0
+        b.go_on()
+
+
+def test_node_that_is_told_to_end_does_not_wait_where_nobody_takes_anything(folder: Path) -> None:
+    with cluster_node(folder, "a", options=["node.cluster.drain_on_stop_s=600"]) as a:
+        with client_of(a) as writer:
+            fill(writer, NUMBERS)
+        a.process.terminate()
+        assert a.process.wait(LONG_S) == 0
+        assert "not all that only this node holds was taken in time" in a.log_text()
+
+
+def test_hot_blocks_get_copies_on_a_node_that_is_full_of_what_others_have(folder: Path) -> None:
+    """Small blocks, of which a full node takes more in a minute: a 64th of its capacity."""
+    small = ["store.ssd.capacity=16MiB"]
+    with (
+        cluster_node(folder, "a", replicas=2, blocks=BLOCKS, ssd=True) as a,
+        cluster_node(folder, "b", replicas=2, blocks=BLOCKS, ssd=True, options=small) as b,
+        NodeStore(a.path, attach(1, block_bytes=SMALL_BYTES), answer_s=LONG_S) as writer,
+        NodeStore(b.path, attach(1, block_bytes=SMALL_BYTES), answer_s=LONG_S) as other,
+    ):
+        met(a, b)
+        for written in (*_ranges(0, 448, 64), *_ranges(448, 560, 8)):
+            _fill_small(writer, written)
+            assert writer.flush(LONG_S)
+            eventually(
+                lambda part=written: cluster_of(b)["full"] or _held_here(other, part), LONG_S
+            )
+            if cluster_of(b)["full"]:
+                break
+        assert cluster_of(b)["full"]
+        hot = range(1000, 1008)
+        _fill_small(writer, hot)
+        eventually(lambda: any(_held_here(other, [n]) for n in hot), 2 * LONG_S)
+        for node in (a, b):
+            node.assert_sound()
+
+
+SMALL_BYTES = 1 << 15
+
+
+def _ranges(first: int, end: int, size: int) -> list[range]:
+    return [range(start, start + size) for start in range(first, end, size)]
+
+
+def _fill_small(store: NodeStore, numbers: Sequence[int]) -> None:
+    with store.write([ref(n) for n in numbers]) as lease:
+        for i, n in enumerate(numbers):
+            lease.buffer(i)[:] = content(key(n), SMALL_BYTES)
+            assert lease.commit(i)
 
 
 def _drain(node: NodeProcess) -> None:

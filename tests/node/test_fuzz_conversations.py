@@ -134,7 +134,7 @@ class Fuzzed:
     def quiet(self) -> None:
         """Turns until nobody is connected."""
         until = time.monotonic() + LIMIT_S
-        while self.server._peers or self.server._lives or self.server.keyspaces._opening:
+        while self.server._peers or self.server.lives or self.server.keyspaces._opening:
             assert time.monotonic() < until, "a connection is left"
             self.server._turn(0.005)
         assert not self.server.stopping

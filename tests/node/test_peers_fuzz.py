@@ -75,7 +75,7 @@ class InCluster:
         return Position(1, 1)
 
     def take(self, fingerprint: bytes, offer: m.Offer) -> int:
-        taken = self._intake.take(fingerprint, offer)
+        taken = self._intake.take(fingerprint, offer, most=100)
         self.taken += taken
         return taken
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from kvist.policy import (
 )
 from kvist.store.breaker import Breaker
 from kvist.store.quota import OTHERS, Quota
+from kvist.store.succession import Legacy
 from kvist.store.tiered import TieredStore
 from kvist.tiers.borrowing import Lender
 from kvist.tiers.dram import Arena
@@ -61,6 +63,7 @@ def open_embedded_store(
     shard: str = "",
     on_event: Callable[[KvEvent], None] | None = None,
     lender: Callable[[], Lender | None] | None = None,
+    legacy: Legacy | None = None,
 ) -> TieredStore:
     """A store inside this process: a DRAM arena and, if enabled, an SSD tier that this owns.
 
@@ -72,6 +75,7 @@ def open_embedded_store(
         shard: subfolder of the SSD tier, for engines that keep stores of their own.
         on_event: gets every KV event.
         lender: opens what other hosts have and this store may read, if there is any.
+        legacy: a former process's arena that fits, to take over; the caller's, if this fails.
 
     Raises:
         ConfigError: the DRAM tier holds no block, the insert filter does not fit the order, or the
@@ -94,9 +98,8 @@ def open_embedded_store(
     insert_filter = _insert_filter(config, policy, capacity_blocks)
     lower, lower_tier = open_below(config, fingerprint, shard, layout, lender)
     knobs = config.store.breaker
-    arena = Arena(capacity_bytes, slot_bytes=block_bytes)
-    Warmer(arena, lambda: arena.touched_bytes).start()
-    return TieredStore(
+    arena = _arena(capacity_bytes, block_bytes, legacy)
+    store = TieredStore(
         arena,
         policy,
         lower,
@@ -115,8 +118,20 @@ def open_embedded_store(
         ttl_s=config.store.ttl_s or None,
         quota=_quota(config),
         insert_filter=insert_filter,
-        restore_blocks=int(config.store.dram.restore * capacity_blocks),
+        restore_blocks=0 if legacy else int(config.store.dram.restore * capacity_blocks),
     )
+    if legacy is not None:
+        store.succession.inherit(legacy.estate, legacy.fences)
+        os.close(legacy.fd)
+    return store
+
+
+def _arena(capacity_bytes: int, block_bytes: int, legacy: Legacy | None) -> Arena:
+    """An arena that is warmed ahead, of new memory or that of `legacy`."""
+    memory = None if legacy is None else os.dup(legacy.fd)
+    arena = Arena(capacity_bytes, slot_bytes=block_bytes, fd=memory)
+    Warmer(arena, lambda: arena.touched_bytes).start()
+    return arena
 
 
 def _quota(config: Config) -> Quota:

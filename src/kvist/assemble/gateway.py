@@ -11,14 +11,14 @@ from pathlib import Path
 
 from kvist.assemble.gateway_peers import gateway_peers
 from kvist.assemble.hearing import hearing_of, loading_of, prefixes_of
-from kvist.assemble.replicas import replica_entries
-from kvist.assemble.routing import queue_of, router_of
+from kvist.assemble.replicas import prefill_entries, replica_entries
+from kvist.assemble.routing import queue_of, router_of, splitting_of
 from kvist.config import Config, GatewayConfig, GatewayLimitsConfig, GatewayTimeoutsConfig
 from kvist.core.errors import ConfigError
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.prompt import Prompts
 from kvist.gateway.server import Gateway
-from kvist.gateway.settings import Bounds, Settings, Timeouts
+from kvist.gateway.settings import Bounds, Prefilling, Settings, Timeouts
 from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.native import digest
@@ -36,21 +36,24 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         ConfigError: it cannot be as configured, or a package is missing.
     """
     wanted = config.gateway
-    entries = replica_entries(wanted)
+    entries, prefills = replica_entries(wanted), prefill_entries(wanted)
+    everybody = (*entries, *prefills)
     folder = Path(wanted.tokenizer).expanduser() if wanted.tokenizer else None
-    prefixes = prefixes_of(config, _fingerprint(wanted), entries)
+    prefixes = prefixes_of(config, _fingerprint(wanted), everybody)
     loading = loading_of(config.router, config.block_tokens, folder)
     router = router_of(
         config.router,
         config.block_tokens,
         prefixes,
         random.Random(),
+        splitting=splitting_of(wanted.disaggregation),
         loading=loading,
         expire_s=wanted.peers.expire_s,
     )
     limits = _limits(wanted.limits, wanted.peers.expire_s)
     gateway = Gateway(
         urls=tuple(entry.url for entry in entries),
+        prefill_urls=tuple(entry.url for entry in prefills),
         router=router,
         queue=queue_of(config.router),
         prompts=_prompts(wanted, folder, prefixes),
@@ -61,7 +64,7 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
         version=metadata.version("kvist"),
         tls=_tls(wanted),
         prefixes=prefixes,
-        hearing=hearing_of(config, prefixes, entries),
+        hearing=hearing_of(config, prefixes, everybody),
         peers=gateway_peers(wanted.peers, router, limits),
     )
     return gateway, _listener(wanted)
@@ -77,6 +80,11 @@ def _settings(wanted: GatewayConfig) -> Settings:
         drain_s=wanted.drain_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
+        prefilling=Prefilling(
+            transport=wanted.disaggregation.transport,
+            patience=wanted.disaggregation.patience,
+            least_s=wanted.disaggregation.least_s,
+        ),
         timeouts=_timeouts(wanted.timeouts),
         bounds=Bounds(
             body_bytes=limits.body,

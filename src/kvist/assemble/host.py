@@ -14,15 +14,17 @@ import msgspec
 
 from kvist.assemble.embedded import open_embedded_store
 from kvist.config import Config, as_mapping, dram_bytes, knobs, ssd_bytes, ssd_folders
-from kvist.core.errors import LayoutError, NodeAwayError
+from kvist.core.errors import KvistError, LayoutError, NodeAwayError
 from kvist.core.events import KvEvent
 from kvist.core.layout import BlockLayout
 from kvist.node import control
 from kvist.node.client import NodeStore
+from kvist.node.estates import Estates, Left
 from kvist.node.keyspaces import Attach, OpenStore
 from kvist.node.place import Place, default_socket
 from kvist.store.tiered import TieredStore
 from kvist.tiers.borrowing import Lender
+from kvist.tiers.dram import padded
 
 
 def open_store(
@@ -90,24 +92,42 @@ def node_place(config: Config) -> Place:
 
 
 def node_stores(
-    config: Config, lender: Callable[[Attach], Lender | None] | None = None
+    config: Config,
+    lender: Callable[[Attach], Lender | None] | None = None,
+    *,
+    estates: Estates | None = None,
 ) -> OpenStore:
     """What opens the stores of a node: each keyspace has its part of the capacities.
 
-    `lender`: opens what other nodes have of a keyspace.
+    Args:
+        config: the node's.
+        lender: opens what other nodes have of a keyspace.
+        estates: what the node before this one left.
     """
     parts = config.node.keyspaces
+    part = config if parts == 1 else _part_of(config, parts)
 
     def open_part(attach: Attach, on_event: Callable[[KvEvent], None]) -> TieredStore:
-        return open_embedded_store(
-            config if parts == 1 else _part_of(config, parts),
-            block_bytes=attach.block_bytes,
-            fingerprint=attach.fingerprint,
-            layout=_layout_of(attach),
-            shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
-            on_event=on_event,
-            lender=partial(lender, attach) if lender is not None else None,
-        )
+        legacy = None
+        if estates is not None:
+            legacy = estates.claim(
+                attach, slot_bytes=padded(attach.block_bytes), most_bytes=dram_bytes(part)
+            )
+        try:
+            return open_embedded_store(
+                part,
+                block_bytes=attach.block_bytes,
+                fingerprint=attach.fingerprint,
+                layout=_layout_of(attach),
+                shard="" if parts == 1 else f"k-{attach.fingerprint.hex()}",
+                on_event=on_event,
+                lender=partial(lender, attach) if lender is not None else None,
+                legacy=legacy,
+            )
+        except (KvistError, OSError):
+            if legacy is not None and estates is not None:
+                estates.put_back(Left(attach, legacy))
+            raise
 
     return open_part
 

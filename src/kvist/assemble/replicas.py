@@ -12,7 +12,7 @@ from kvist.core.errors import ConfigError
 from kvist.gateway.hearing import Home
 from kvist.node.place import engine_endpoints
 
-_KNOB = "$.gateway.replicas"
+_SECTION = "$.gateway"
 _OPTIONS = frozenset({"events", "replay", "node"})
 _SCHEMES = ("tcp", "ipc")
 
@@ -47,31 +47,53 @@ class Entry:
 
 
 def replica_entries(wanted: GatewayConfig) -> tuple[Entry, ...]:
-    """The replicas, each URL once.
+    """The replicas that answer, each URL once.
 
     Raises:
         ConfigError: there is none, or one is no URL, or says what nobody knows.
     """
-    listed = wanted.replicas
-    texts = listed.split(",") if isinstance(listed, str) else listed
-    entries = {entry.url: entry for text in texts if text.strip() for entry in [_entry(text)]}
+    entries = _entries(wanted.replicas, "replicas")
     if not entries:
         raise ConfigError(
             "there is nobody to serve requests",
-            path=_KNOB,
+            path=f"{_SECTION}.replicas",
             remedy="name engines: kvist gateway http://127.0.0.1:8001 http://127.0.0.1:8002",
         )
-    return tuple(entries.values())
+    return entries
 
 
-def _entry(text: str) -> Entry:
+def prefill_entries(wanted: GatewayConfig) -> tuple[Entry, ...]:
+    """The engines that only compute prompts; none where there are no pools.
+
+    Raises:
+        ConfigError: one is no URL, or says what nobody knows, or answers requests, too.
+    """
+    knob = "disaggregation.prefill"
+    entries = _entries(wanted.disaggregation.prefill, knob)
+    both = {entry.url for entry in entries} & {entry.url for entry in replica_entries(wanted)}
+    if both:
+        raise ConfigError(
+            f"{min(both)} is among gateway.replicas, too",
+            path=f"{_SECTION}.{knob}",
+            remedy="name an engine once: it computes prompts for others, or it answers",
+        )
+    return entries
+
+
+def _entries(listed: str | tuple[str, ...], knob: str) -> tuple[Entry, ...]:
+    texts = listed.split(",") if isinstance(listed, str) else listed
+    found = (_entry(text, f"{_SECTION}.{knob}") for text in texts if text.strip())
+    return tuple({entry.url: entry for entry in found}.values())
+
+
+def _entry(text: str, path: str) -> Entry:
     address, _, query = text.strip().partition("?")
     url = address.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             f"{text.strip()!r} is no URL of an engine",
-            path=_KNOB,
+            path=path,
             remedy="write http://127.0.0.1:8001",
         )
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -79,7 +101,7 @@ def _entry(text: str) -> Entry:
     if not options.keys() <= _OPTIONS or any(urlsplit(e).scheme not in _SCHEMES for e in named):
         raise ConfigError(
             f"{text.strip()!r} says what nobody knows",
-            path=_KNOB,
+            path=path,
             remedy="write http://HOST:8001?events=tcp://HOST:5557&replay=tcp://HOST:5558&node=NAME",
         )
     events, replay = options.get("events"), options.get("replay", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvist.config import RouterConfig
+from kvist.config import DisaggregationConfig, RouterConfig
 from kvist.cost.decode import DecodeCoefficients, DecodeTimes
 from kvist.cost.prefill import PrefillCoefficients, PrefillTimes
 from kvist.router.admission import Limits, Rule
@@ -15,6 +15,8 @@ from kvist.router.fairness import FairQueue
 from kvist.router.policies.kvist import Settings
 from kvist.router.replicas import Speeds
 from kvist.router.serving import Loading
+from kvist.router.splitting import Rule as SplitRule
+from kvist.router.splitting import Splitting
 
 # What a seed says of the parts that nobody knows before they were measured: a pass of no tokens
 # costs as much as so many tokens, and a sequence and a token of context this share of a step.
@@ -28,6 +30,7 @@ def router_of(
     prefixes: Prefixes,
     stream: random.Random,
     *,
+    splitting: Splitting | None = None,
     loading: Loading | None = None,
     expire_s: float = EXPIRES_S,
 ) -> KvistRouter:
@@ -36,6 +39,7 @@ def router_of(
     Args:
         block_tokens: of the keys that requests will carry.
         prefixes: who holds what.
+        splitting: when prompts go to prefill replicas.
         loading: how KV comes from below HBM; None: only what is in HBM counts.
         expire_s: of silence after which another gateway is forgotten.
 
@@ -51,6 +55,7 @@ def router_of(
         admission=Rule(config.admission),
         limits=Limits(config.ttft_s, config.tbt_s),
         hold_s=config.hold_s,
+        splitting=splitting,
         expire_s=expire_s,
     )
     speeds = Speeds(
@@ -61,6 +66,18 @@ def router_of(
         kv_tokens=config.kv_tokens or None,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
+
+
+def splitting_of(config: DisaggregationConfig) -> Splitting | None:
+    """When prompts are computed by prefill replicas; None where there are none."""
+    if not config.prefill:
+        return None
+    return Splitting(
+        rule=SplitRule(config.rule),
+        length_tokens=config.length_tokens,
+        queued=config.queued,
+        tokens_per_s=config.handover_tokens_per_s,
+    )
 
 
 def queue_of(config: RouterConfig) -> FairQueue:

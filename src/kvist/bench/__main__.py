@@ -208,6 +208,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         flow_starts=1 if args.quick else 3,
         restart_each_round=True,
         flow_batches=0 if args.quick else 2 * rounds,  # single batches vary by a third
+        flow_singles=1 if args.quick else 2,
     )
 
 

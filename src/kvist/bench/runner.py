@@ -47,6 +47,7 @@ _REST_S = 1.0
 _REST_LONGEST_S = 2.0  # after a prompt that fills the engine; saves of shorter ones end sooner
 _REST_BEFORE_STOP_S = 2.0
 HARM_TOKENS = 2056
+SINGLE_TOKENS = 1032  # of one prompt where nothing ever hits
 _LEARNING_PASSES = 50
 _LEARNING_TOKENS = 1024  # the longest prompt to learn from
 _GAUGES_S = 1.5  # until what was learned is on the metrics page
@@ -123,7 +124,8 @@ class Runner:
             each += 2 + sum(3 if p.has_memory else 2 for p in self._of(self._caches))
         if DISK in self._parts:
             each += len(self._keep_files())
-        flow = 2 * wanted.flow_starts * (wanted.batches_per_start() + 1)
+        each_round = 2 * (1 + wanted.flow_singles)
+        flow = each_round * wanted.flow_starts * (wanted.batches_per_start() + 1)
         flow = flow if FLOW in self._parts else 0
         harm = 0
         if self._harms():
@@ -196,6 +198,14 @@ class Runner:
                 tokens = wanted.flow_prompt_tokens
                 place = start * wanted.batches_per_start() + number
                 self._keep(Phase.FLOW, Kind.FLOW, name, place, tokens, answer)
+        for i in range(wanted.flow_singles):
+            single = prompt(SINGLE_TOKENS, wanted.seed, "single", start, number, i)
+            for name in alternating([VLLM, KVIST], number + i):
+                self._screen.step(f"a single prompt, {name}")
+                answer = self._ask(name, [single], 1)
+                if answer is not None and number >= 0:
+                    place = (start * wanted.batches_per_start() + number) * wanted.flow_singles + i
+                    self._keep(Phase.FLOW, Kind.FIRST, name, place, SINGLE_TOKENS, answer)
 
     def _restart(self, names: Sequence[str], *, from_disk: bool = False) -> None:
         alive = [name for name in names if name in self._engines]

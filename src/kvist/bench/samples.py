@@ -24,6 +24,7 @@ class Kind(Enum):
     MEMORY = "memory"  # a cache's memory, the engine's own prefix cache being empty
     SLOW = "slow"  # a disk slower than computing, as far as it is used
     FLOW = "flow"  # nowhere: a batch of prompts that nobody has seen, prefill and decode
+    FIRST = "first"  # nowhere: one more such prompt, its first token, where nothing ever hits
 
 
 class Phase(Enum):
@@ -77,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flow_starts: int = 1  # processes of each engine that serve batches, one after the other
     restart_each_round: bool = False  # of REUSE; older runs restarted once
     flow_batches: int = 0  # of each start; 0: as many as rounds
+    flow_singles: int = 0  # single prompts after each batch
 
     def batches_per_start(self) -> int:
         """Batches of FLOW that one process serves and that count."""
@@ -119,7 +121,7 @@ def valid(sample: Sample) -> bool:
     An engine recomputes at least one token, so the last full block may be missing; a cache that
     keeps larger blocks may lack a little more.
     """
-    if sample.kind in (Kind.COLD, Kind.FLOW):
+    if sample.kind in (Kind.COLD, Kind.FLOW, Kind.FIRST):
         return sample.cached_tokens == 0
     if sample.kind is Kind.SLOW:
         return True

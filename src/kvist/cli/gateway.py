@@ -28,6 +28,14 @@ def add_parser(subparsers: Any) -> None:
         metavar="URL",
         help="engines that serve the same model (else gateway.replicas)",
     )
+    parser.add_argument(
+        "--prefill",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an engine that only computes prompts for the others (else "
+        "gateway.disaggregation.prefill); may be repeated",
+    )
     parser.add_argument("--listen", metavar="HOST:PORT", help="the same as --set gateway.listen=…")
     parser.add_argument("--quiet", action="store_true", help="log no line for each request")
     screen.add_config_options(parser)
@@ -42,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.replicas:
         args.set = [*args.set, f"gateway.replicas={','.join(args.replicas)}"]
+    if args.prefill:
+        args.set = [*args.set, f"gateway.disaggregation.prefill={','.join(args.prefill)}"]
     if args.listen:
         args.set = [*args.set, f"gateway.listen={args.listen}"]
     loaded = screen.config_from(args)

@@ -11,12 +11,16 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvist.cli import screen
 from kvist.config import LoadedConfig
 from kvist.core.errors import NodeAwayError, NodeRefusedError
 
+if TYPE_CHECKING:
+    from kvist.node.estates import Left
+
+_log = logging.getLogger(__name__)
 _START_S = 30.0
 _LOOK_S = 0.05
 _REPLACE_S = 90.0
@@ -45,7 +49,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--socket", metavar="PATH", help="the same as --set node.socket=PATH")
     parser.add_argument("--detach", action="store_true", help="return when it listens; it stays")
     parser.add_argument(
-        "--replace", action="store_true", help="end the node that runs, and adopt its SSD cache"
+        "--replace",
+        action="store_true",
+        help="end the node that runs, and adopt what it has in DRAM and on SSD",
     )
     screen.add_config_options(parser)
     screen.add_json_option(parser)
@@ -76,28 +82,43 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(loaded: LoadedConfig, *, replace: bool) -> int:
     from kvist.assemble import node_cluster, node_front, node_peering, node_place, node_stores
-    from kvist.node import control
     from kvist.node.daemon import serve
+    from kvist.node.estates import Estates
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config, place = loaded.config, node_place(loaded.config)
     peering = node_peering(config)
     join = node_cluster(config, place, peering)
-    if replace:
-        with contextlib.suppress(NodeAwayError):
-            control.ask(place.socket, "drain")
+    estates = Estates(_left(place.socket)) if replace else None
     serve(
         place,
-        partial(node_stores, config),
+        partial(node_stores, config, estates=estates),
         keyspaces=config.node.keyspaces,
         drain_s=config.node.drain_s,
         wait_s=_REPLACE_S if replace else 0.0,
         peering=peering,
         join=join,
         hand_over_s=config.node.cluster.drain_s,
+        last_s=config.node.cluster.drain_on_stop_s,
         open_front=lambda: node_front(config, place),
+        estates=estates,
     )
     return 0
+
+
+def _left(socket: Path) -> list[Left]:
+    """Ends the node that runs; what it leaves in DRAM."""
+    from kvist.node import control
+    from kvist.node.handover import inherit
+
+    try:
+        return inherit(socket, deadline_s=_REPLACE_S)
+    except NodeRefusedError:  # of an older Kvist: it leaves what is on SSD
+        with contextlib.suppress(NodeAwayError):
+            control.ask(socket, "drain")
+    except NodeAwayError:
+        _log.info("no node has to be replaced")
+    return []
 
 
 def _detach(args: argparse.Namespace, loaded: LoadedConfig) -> int:

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from kvist.cli import screen
 from kvist.core.errors import ConfigError
+from kvist.sim.plots import check_plot
 
 if TYPE_CHECKING:
     from kvist.bench.quality.samples import Result, Settings
@@ -161,8 +162,6 @@ def _check(args: argparse.Namespace) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path.absolute().parent} is not a folder", path=f"--{option}")
     if args.plot is not None:
-        from kvist.bench.quality.plot import check_plot
-
         check_plot(args.plot)
 
 

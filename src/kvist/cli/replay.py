@@ -12,11 +12,11 @@ from kvist.cli import screen
 from kvist.core.errors import ConfigError
 from kvist.sim.contenders import NAMES, contender
 from kvist.sim.formats import read_trace
+from kvist.sim.plots import check_plot
 from kvist.sim.replay import Result, replay
 from kvist.sim.spans import SpanResult, replay_spans, with_long_keys
 from kvist.sim.traces import Trace
 
-_PLOT_SUFFIXES = (".png", ".svg")
 _PREFIX, _SPAN = "prefix", "span"
 # Without a wish: policies beside each other, or what could be reused at all.
 _POLICIES = {_PREFIX: "value,leaf-lru,belady", _SPAN: "leaf-lru"}
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = args.capacity or _CAPACITIES[args.reuse]
     _check_capacities(sizes)
     if args.plot is not None:
-        _check_plot(args.plot)
+        check_plot(args.plot)
     with screen.progress_bars() as bar:
         reading = bar.add_task("read", total=None)
         trace = read_trace(args.trace, lambda lines: bar.update(reading, completed=lines))
@@ -141,17 +141,6 @@ def _capacity(text: str, unique_blocks: int) -> int:
             remedy="write a number of blocks, or a share such as 3%",
         )
     return blocks
-
-
-def _check_plot(path: Path) -> None:
-    if path.suffix not in _PLOT_SUFFIXES:
-        raise ConfigError(f"{path} is neither .png nor .svg", path="--plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "matplotlib is not installed", path="--plot", remedy="pip install 'kvist[plot]'"
-        ) from error
 
 
 def _print(trace: Trace, results: Sequence[Result | SpanResult]) -> None:

@@ -1,8 +1,12 @@
-"""`kvist serve`: checks everything it can in a second, then runs vLLM with Kvist as its child."""
+"""`kvist serve`: checks everything it can in a second, then runs vLLM with Kvist as its child.
+
+With several engines it is `serve_fleet.py` that runs them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import threading
 import time
@@ -11,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvist.assemble import node_place
-from kvist.cli import screen, serve_checks
+from kvist.cli import screen, serve_checks, serve_fleet
 from kvist.cli.serve_events import events_args
 from kvist.cli.vllm_child import ServerFailed, VllmServer, phase_of, stop_signals
 from kvist.config import LoadedConfig, dram_bytes, read_machine, ssd_bytes, ssd_folder
@@ -34,7 +38,9 @@ def add_parser(subparsers: object) -> None:
         "serve",
         summary="serve a model with vLLM and Kvist",
         details="Checks the configuration, the SSD folder, the model, vLLM and the port first. "
-        "Options that are not listed here go to vLLM as they are. Ctrl-C stops the server.",
+        "Options that are not listed here go to vLLM as they are. With --replicas, or --prefill "
+        "and --decode, it runs several engines on one node, and a gateway before them; what ends "
+        "is started again. Ctrl-C stops everything.",
         example="kvist serve Qwen/Qwen3-0.6B --port 8000 --max-model-len 8192",
     )
     parser.add_argument("model", help="folder of a Hugging Face model, or its name on the hub")
@@ -54,7 +60,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
+    serve_fleet.add_options(parser)
     screen.add_config_options(parser)
+    screen.add_json_option(parser)
     parser.add_argument("--verbose", action="store_true", help="show everything that vLLM says")
 
 
@@ -68,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.help_wanted:
         args.print_help()
         return 0
+    pools = serve_fleet.pools_of(args)
     loaded = screen.config_from(args)
     _check_args(vllm_args)
     block_tokens = loaded.config.block_tokens
@@ -75,8 +84,11 @@ def run(args: argparse.Namespace) -> int:
     package = serve_checks.vllm_package()
     serve_checks.check_model(args.model, block_tokens)
     serve_checks.check_blocks(block_tokens, vllm_args, package)
+    if pools is not None:
+        serve_checks.check_own(loaded)  # its node owns the store
+        return serve_fleet.run(args, vllm_args, pools, _named(args.model))
     serve_checks.check_machine(loaded)
-    model = str(Path(args.model).expanduser()) if Path(args.model).exists() else args.model
+    model = _named(args.model)
     command = [
         *("--model", model),
         *("--host", args.host),
@@ -105,7 +117,14 @@ def run(args: argparse.Namespace) -> int:
         output.say(f"kvist: error: {failed}")
         return failed.code
     output.say("kvist: stopped")
+    if args.json:
+        print(json.dumps({"state": "stopped"}), flush=True)
     return 0
+
+
+def _named(model: str) -> str:
+    """The folder of a model, or its name on the hub."""
+    return str(Path(model).expanduser()) if Path(model).exists() else model
 
 
 def cpu_kv_gib() -> int:
@@ -118,8 +137,12 @@ def _serve(
 ) -> int:
     with output.progress():
         server.wait_ready(_READY_DEADLINE_S)
-    print(f"kvist: ready on {server.url} ({_summary(args.model, loaded)})")
-    print(f"  curl {server.url}/v1/models", flush=True)
+    if args.json:
+        told = {"state": "ready", "url": server.url, "model": args.model}
+        print(json.dumps(told), flush=True)
+    else:
+        print(f"kvist: ready on {server.url} ({_summary(args.model, loaded)})")
+        print(f"  curl {server.url}/v1/models", flush=True)
     while (code := server.wait(_TICK_S)) is None:
         pass
     if code:

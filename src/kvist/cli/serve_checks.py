@@ -149,6 +149,15 @@ def check_machine(loaded: LoadedConfig) -> None:
             origin=loaded.origins["store.where"],
             remedy="start one with `kvist node`, or set store.where=auto",
         )
+    check_own(loaded)
+
+
+def check_own(loaded: LoadedConfig) -> None:
+    """What `check_machine` looks at where no node runs yet.
+
+    Raises:
+        ConfigError: the first thing that would go wrong.
+    """
     problems = preflight(loaded.config, origins=loaded.origins)
     if problems:
         p = problems[0]

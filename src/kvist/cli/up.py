@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvist.cli import screen
+from kvist.cli.host_changes import HostChanges
 from kvist.config import load_config
 from kvist.core.errors import ConfigError
 from kvist.launch import ray_cluster
-from kvist.launch.spec import ClusterSpec, HostOrders, HostReport, for_node, read_spec
+from kvist.launch.spec import ClusterSpec, HostOrders, for_node, read_spec
 
 if TYPE_CHECKING:
     from kvist.launch.ray_actors import ClusterState
 
 _LOOK_S = 1.0
 _WAIT_S = 3600.0
-_AGAIN_S = 15.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _wait(spec: ClusterSpec, wait_s: float) -> ClusterState:
     """Says what changes until everything serves or the time is over."""
     until, pause = time.monotonic() + wait_s, threading.Event()
-    said: dict[tuple[str, str, int], tuple[str, float]] = {}
+    changes = HostChanges()
     while True:
         found = ray_cluster.state()
         if found is None:
@@ -91,18 +91,8 @@ def _wait(spec: ClusterSpec, wait_s: float) -> ClusterState:
         if found.ready or time.monotonic() >= until:
             return found
         for host in found.hosts:
-            _say_changes(host, said)
+            changes.say(host)
         pause.wait(_LOOK_S)
-
-
-def _say_changes(host: HostReport, said: dict[tuple[str, str, int], tuple[str, float]]) -> None:
-    for number, child in enumerate(host.children):
-        key, now = (host.node, child.what, number), time.monotonic()
-        text = child.phase if child.phase == "ready" else f"{child.phase} ({child.detail})"
-        before, when = said.get(key, ("", 0.0))
-        if child.phase != before.partition(" ")[0] or (text != before and now - when >= _AGAIN_S):
-            said[key] = (text, now)
-            print(f"kvist: {host.node} {child.what}: {text}", file=sys.stderr, flush=True)
 
 
 def _show(found: ClusterState) -> None:

@@ -24,7 +24,14 @@ from kvist.cluster.log import EventLog, Sealed
 from kvist.cluster.membership import Timings
 from kvist.cluster.placement import own_weight
 from kvist.cluster.record import Holds, NodeRecord, NodeState, TierSpace
-from kvist.cluster.replication import Offer, Pace, Replicator, Scene
+from kvist.cluster.replication import (
+    COLD_DIVISOR,
+    Allowance,
+    Offer,
+    Pace,
+    Replicator,
+    Scene,
+)
 from kvist.cluster.view import DEFAULT_REPLICAS, ClusterView
 from kvist.cluster.wire import Batch
 from kvist.core.events import KvEvent
@@ -50,13 +57,14 @@ class Settings:
 class Space:
     """What the node's tiers hold now.
 
-    `free_bytes`: what it offers to others' blocks; `keyspaces`: whose blocks these are, as in
-    `record.Holds`.
+    `free_bytes`: what is free for others' blocks; `keyspaces`: whose blocks these are, as in
+    `record.Holds`; `takes`: whether the node wants any of others.
     """
 
     free_bytes: int
     tiers: tuple[TierSpace, ...] = ()
     keyspaces: tuple[str, ...] = ()
+    takes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ class Member:
         self._settings = settings
         self._record = msgspec.structs.replace(record, state=NodeState.JOINING, version=0)
         self._started_s = now_s
+        self._allowance = Allowance(settings.pace, now_s)
         self._beat_s = now_s  # when the next record is due
         self._wall_s = 0.0
         self._ready: deque[Sealed] = deque(maxlen=_MOST_READY)  # readers ask for what falls out
@@ -143,6 +152,15 @@ class Member:
         self._become(NodeState.DRAINING)
         self.replicator.begin_round()
 
+    def accepts(self, blocks: int, block_bytes: int, now_s: float) -> int:
+        """How many of some blocks that are offered may be taken: few, by a full node."""
+        own = self._record
+        if own.state is NodeState.DRAINING:
+            return 0
+        if own.lasting is None or not own.full:
+            return blocks
+        return self._allowance.take(blocks, block_bytes, own.lasting.capacity_bytes, now_s)
+
     def tick(self, now_s: float, wall_s: float, space: Space) -> Outbox:
         """What is to be sent now. To be called a few times a second."""
         asks = self.view.tick(now_s)
@@ -187,10 +205,14 @@ class Member:
         return ready
 
     def _next_record(self, now_s: float, space: Space) -> NodeRecord:
-        weight = 0
-        if self._record.state is NodeState.ACTIVE:
+        own = msgspec.structs.replace(self._record, tiers=space.tiers)
+        free_bytes, weight = space.free_bytes if space.takes else 0, 0
+        if space.takes and own.full and own.lasting is not None:
+            yielding = self.replicator.yielding / COLD_DIVISOR
+            free_bytes = int(yielding * own.lasting.capacity_bytes)
+        if own.state is NodeState.ACTIVE:
             weight = own_weight(
-                space.free_bytes,
+                free_bytes,
                 age_s=now_s - self._started_s,
                 slow_start_s=self._settings.slow_start_s,
             )
@@ -198,11 +220,10 @@ class Member:
         if space.keyspaces:
             holds = Holds(self._settings.block_tokens, space.keyspaces)
         return msgspec.structs.replace(
-            self._record,
-            version=self._record.version + 1,
+            own,
+            version=own.version + 1,
             weight=weight,
-            free_bytes=space.free_bytes,
+            free_bytes=free_bytes,
             newest=self.log.number + 1,  # the batch that carries the record
-            tiers=space.tiers,
             holds=holds,
         )

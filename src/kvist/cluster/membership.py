@@ -184,4 +184,4 @@ class Membership:
 
 
 def _placing(record: NodeRecord) -> tuple[object, ...]:
-    return record.state, record.weight, record.domain, record.group_blocks
+    return record.state, record.weight, record.domain, record.group_blocks, record.full

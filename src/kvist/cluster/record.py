@@ -9,7 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from kvist.core.errors import FormatError, VersionError
+from kvist.core.outcome import Tier
 
+FULL_DIVISOR = 16  # a tier with less than this part free is full
 RECORD_VERSION = 1
 MOST_RECORD_BYTES = 8192
 
@@ -55,7 +57,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
         newest: the number of its newest batch of events, so that lost ones are missed.
         blocks: where it serves blocks.
         weight: share of the replicas that it offers to take (`placement.own_weight`); 0: none.
-        free_bytes: what it could take now.
+        free_bytes: what it could take now; of a `full` node, in exchange for what it has.
         group_blocks: cut of the prefix groups (`placement.group_keys`); equal in a whole cluster.
         holds: whose blocks it has; not written where there are none.
     """
@@ -80,6 +82,23 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     def age(self) -> tuple[int, int]:
         """Orders the records of one node."""
         return self.incarnation, self.version
+
+    @property
+    def lasting(self) -> TierSpace | None:
+        """The tier in which copies stay: the SSD, or DRAM where there is none."""
+        tiers = {space.tier: space for space in self.tiers}
+        return tiers.get(Tier.SSD.value) or tiers.get(Tier.DRAM.value)
+
+    @property
+    def full(self) -> bool:
+        """Whether what it takes pushes out what it has, so that it should get hot blocks only.
+
+        A log counts as full before it is, since it reclaims its space in large parts.
+        """
+        space = self.lasting
+        if space is None:
+            return False
+        return FULL_DIVISOR * (space.capacity_bytes - space.used_bytes) < space.capacity_bytes
 
     @property
     def failure_domain(self) -> str:

@@ -9,6 +9,18 @@ and keeps it. Copies that readers fetched and kept count, so hot blocks are not 
 Whom a block was offered to counts as a holder for `fetch_s`. If it then has none, or evicts it, it
 is left alone for `again_s`: a full node is not fed what it has just dropped. That somebody lost a
 copy shows in the directory, and so in the next round.
+
+Where nobody has room, a full node takes a hot block in exchange for cold ones:
+
+    own blocks, coldest first   ░░░░▒▒▒▒▒▒▒▒▒▒▒▒▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+                                yields          is offered to full nodes
+
+* It yields its coldest eighth as far as others hold that as well, and nothing if that is less than
+  half of it: the last copy of a block is not given up for the second one of another.
+* It is offered what is in the hotter half of whoever offers, and everything by a node that drains.
+  What it drops for it is in nobody's hotter half, so it is not offered to a full node in turn, and
+  exchanges come to an end.
+* It takes a bounded number of bytes in a time (`Allowance`).
 """
 
 from __future__ import annotations
@@ -25,6 +37,9 @@ from kvist.core.events import Cleared, KvEvent, Removed, Stored
 from kvist.core.keys import Key
 from kvist.core.outcome import Tier
 
+COLD_DIVISOR = 8  # the part of its blocks that a full node may yield
+_LEAST_COVERED = 0.5
+_HOT = 0.5  # place among the own blocks, from the coldest (0) to the hottest (1)
 _BIT_OF = {Tier.DRAM: 1, Tier.SSD: 2}  # what others can fetch
 
 
@@ -44,7 +59,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Bounds of the work: blocks that are looked at and offered in one tick, and waits."""
+    """Bounds of the work: blocks that are looked at and offered in one tick, and waits.
+
+    A full node takes the `exchange_divisor`-th part of its capacity in `exchange_s`.
+    """
 
     looks: int = 2048
     offers: int = 64
@@ -52,6 +70,8 @@ class Pace:
     most_offered: int = 1 << 16
     fetch_s: float = 5.0
     again_s: float = 60.0
+    exchange_divisor: int = 64
+    exchange_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -65,6 +85,16 @@ class _Local:
     scope: bytes
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Who holds a block: `holders`, as far as they were looked at by whether they stay."""
+
+    holders: list[str]
+    staying: list[str]
+    leaving: list[str]
+    domains: set[str]  # of those that stay
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What a decision needs to know of the cluster."""
@@ -72,6 +102,23 @@ class Scene:
     directory: Directory
     membership: Membership
     placement: Placement
+
+
+class Allowance:
+    """What a full node may take: a part of its capacity in a time, and no more at once."""
+
+    def __init__(self, pace: Pace, now_s: float) -> None:
+        self._pace = pace
+        self._bytes, self._now_s = 0.0, now_s - pace.exchange_s
+
+    def take(self, blocks: int, block_bytes: int, capacity_bytes: int, now_s: float) -> int:
+        """How many of `blocks` may come; at least one of them does, now and then."""
+        most = max(capacity_bytes / self._pace.exchange_divisor, block_bytes)
+        earned = most * (now_s - self._now_s) / self._pace.exchange_s
+        self._bytes, self._now_s = min(most, self._bytes + earned), now_s
+        taken = min(blocks, int(self._bytes // block_bytes))
+        self._bytes -= taken * block_bytes
+        return taken
 
 
 class Replicator:
@@ -84,10 +131,12 @@ class Replicator:
         self._pace = pace
         self._local: dict[Key, _Local] = {}
         self._fresh: deque[Key] = deque(maxlen=pace.most_fresh)
-        self._round: Iterator[Key] = iter(())
+        self._round: Iterator[tuple[Key, float]] = iter(())
+        self._cold = self._covered = 0
         self._offered: dict[tuple[Key, str], float] = {}  # oldest first
         self._short = self._alone = 0
         self._whole = False  # whether the round has begun at the first block
+        self.yielding = 0.0
         self.short: int | None = None
         self.alone: int | None = None
         self.offered_blocks = 0
@@ -110,23 +159,26 @@ class Replicator:
         """Looks at everything anew; `short` and `alone` are unknown until that is done.
 
         `short`: blocks with fewer copies than there could be. `alone`: blocks that no node holds
-        that stays.
+        that stays. `yielding`: the part of the coldest blocks that others hold as well, if it is
+        large enough to be given up.
         """
-        self._round = iter(list(self._local))
-        self._short = self._alone = 0
+        self._begin_round()
         self.short = self.alone = None
-        self._whole = True
 
     def tick(self, now_s: float, scene: Scene, *, draining: bool) -> list[Offer]:
         """Looks at a bounded number of blocks and says what to offer to whom."""
         self._forget(now_s)
         offers: dict[tuple[str, bytes], list[Key]] = {}
         left = self._pace.offers
-        for key in self._next_keys():
+        full = frozenset(r.node for r in scene.membership.takers() if r.full)
+        for key, place in self._next_keys():
             local = self._local.get(key)
             if local is None:
                 continue
-            targets = self._targets(key, local, now_s, scene, draining=draining)
+            seen = self._seen(key, scene, draining=draining)
+            self._count(seen, place, draining=draining)
+            hot = draining or place >= _HOT
+            targets = self._targets(key, local, seen, now_s, scene, full, hot=hot)
             for target in targets[:left]:
                 offers.setdefault((target, local.scope), []).append(key)
                 self._offered[key, target] = now_s
@@ -140,50 +192,87 @@ class Replicator:
         self.offered_blocks += sum(len(offer.keys) for offer in found)
         return found
 
-    def _next_keys(self) -> Iterator[Key]:
+    def _begin_round(self) -> None:
+        size = len(self._local)
+        self._round = ((key, i / size) for i, key in enumerate(list(self._local)))
+        self._short = self._alone = self._cold = self._covered = 0
+        self._whole = True
+
+    def _next_keys(self) -> Iterator[tuple[Key, float]]:
+        """Keys to be looked at, and how hot each is."""
         for _ in range(self._pace.looks):
             if self._fresh:
-                yield self._fresh.popleft()
+                key = self._fresh.popleft()
+                local = self._local.get(key)
+                # what came to DRAM was just used; what is on SSD only was found there at the start
+                used = local is not None and local.tiers & _BIT_OF[Tier.DRAM]
+                yield key, 1.0 if used else 1 / COLD_DIVISOR
                 continue
-            key = next(self._round, None)
-            if key is None:
+            found = next(self._round, None)
+            if found is None:
                 if self._whole:
                     self.short, self.alone = self._short, self._alone
-                self._round = iter(list(self._local))
-                self._short = self._alone = 0
-                self._whole = True
+                    covered = self._covered / self._cold if self._cold else 0.0
+                    self.yielding = covered if covered >= _LEAST_COVERED else 0.0
+                self._begin_round()
                 return
-            yield key
+            yield found
 
-    def _targets(
-        self, key: Key, local: _Local, now_s: float, scene: Scene, *, draining: bool
-    ) -> list[str]:
-        """Whom to offer a block to now."""
+    def _seen(self, key: Key, scene: Scene, *, draining: bool) -> _Seen:
+        """Who holds a block, and in which domains."""
         replicas = scene.placement.replicas
-        leaving = [self._node] if draining else []
-        staying = [] if draining else [self._node]
-        domains = set[str]() if draining else {self._domain}
-        holders = scene.directory.fetchable(key)
-        for node in holders:
-            if len(domains) >= replicas:
-                return []
+        seen = _Seen(
+            scene.directory.fetchable(key),
+            staying=[] if draining else [self._node],
+            leaving=[self._node] if draining else [],
+            domains=set() if draining else {self._domain},
+        )
+        for node in seen.holders:
+            if len(seen.domains) >= replicas:
+                break
             record = scene.membership.heard(node)
             if record is None or node == self._node:
                 continue
             if record.state is NodeState.DRAINING:
-                leaving.append(node)
+                seen.leaving.append(node)
             else:
-                staying.append(node)
-                domains.add(record.failure_domain)
-        if len(domains) >= replicas:
+                seen.staying.append(node)
+                seen.domains.add(record.failure_domain)
+        return seen
+
+    def _count(self, seen: _Seen, place: float, *, draining: bool) -> None:
+        self._alone += draining and not seen.domains
+        if place < 1 / COLD_DIVISOR:
+            self._cold += 1
+            self._covered += bool(seen.domains - {self._domain})
+
+    def _targets(
+        self,
+        key: Key,
+        local: _Local,
+        seen: _Seen,
+        now_s: float,
+        scene: Scene,
+        full: frozenset[str],
+        *,
+        hot: bool,
+    ) -> list[str]:
+        """Whom to offer a block to now: who has room, and of the full ones, if it is `hot`."""
+        domains, placement = seen.domains, scene.placement
+        if len(domains) >= placement.replicas:
             return []
-        self._alone += draining and not domains
-        barred = self._barred(key, now_s, domains, scene)
-        without = frozenset((self._node, *holders, *barred))
-        targets = scene.placement.further(local.group, domains, without=without)
+        without = {self._node, *seen.holders, *self._barred(key, now_s, domains, scene)}
+        targets = placement.further(local.group, domains, without=frozenset(without | full))
+        if hot and full:
+            taken = domains | {self._domain_of(node, scene) for node in targets}
+            targets += placement.further(local.group, taken, without=frozenset(without))
         self._short += bool(targets)
-        responsible = first_of(key, staying or leaving)  # groups may differ, see `_placed`
+        responsible = first_of(key, seen.staying or seen.leaving)  # groups may differ: `_placed`
         return targets if responsible == self._node else []
+
+    def _domain_of(self, node: str, scene: Scene) -> str:
+        record = scene.membership.get(node)
+        return node if record is None else record.failure_domain
 
     def _barred(self, key: Key, now_s: float, domains: set[str], scene: Scene) -> list[str]:
         """Nodes that were offered the block; domains of those that may be fetching it are added."""
@@ -214,6 +303,8 @@ class Replicator:
                 self._local[key] = self._placed(key, parent, bit, scope)
                 self._fresh.append(key)
             else:
+                if bit & ~local.tiers & _BIT_OF[Tier.DRAM]:  # it was read: the hottest again
+                    self._local[key] = self._local.pop(key)
                 local.tiers |= bit
             parent = key
 

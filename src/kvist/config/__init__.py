@@ -6,6 +6,7 @@ from kvist.config.cluster_schema import (
     check_discovery,
     cluster_nodes,
 )
+from kvist.config.disaggregation_schema import DisaggregationConfig
 from kvist.config.gateway_peers_schema import GatewayEventsConfig, GatewayPeersConfig
 from kvist.config.gateway_schema import (
     GatewayConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "ConnectorConfig",
+    "DisaggregationConfig",
     "DramConfig",
     "EventsConfig",
     "GatewayConfig",

@@ -100,6 +100,14 @@ class ClusterConfig(Section, frozen=True):
             "this one holds.",
         ),
     ] = 60.0
+    drain_on_stop_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="The same for a node that gets SIGTERM or SIGINT, unless no other node "
+            "takes anything; a second signal ends it at once. 0: it gives nothing away.",
+        ),
+    ] = 10.0
 
 
 def cluster_nodes(cluster: ClusterConfig) -> tuple[str, ...]:

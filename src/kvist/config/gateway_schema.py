@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from kvist.config.disaggregation_schema import DisaggregationConfig
 from kvist.config.gateway_peers_schema import GatewayEventsConfig, GatewayPeersConfig
 from kvist.config.store_schema import MIB, SIZE, Section
 
@@ -196,6 +197,7 @@ class GatewayConfig(Section, frozen=True):
             "`http://127.0.0.1:4318/v1/traces`. Empty: to none. Needs `pip install 'kvist[otel]'`."
         ),
     ] = ""
+    disaggregation: DisaggregationConfig = msgspec.field(default_factory=DisaggregationConfig)
     tls: GatewayTlsConfig = msgspec.field(default_factory=GatewayTlsConfig)
     timeouts: GatewayTimeoutsConfig = msgspec.field(default_factory=GatewayTimeoutsConfig)
     limits: GatewayLimitsConfig = msgspec.field(default_factory=GatewayLimitsConfig)

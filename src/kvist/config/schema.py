@@ -112,6 +112,14 @@ class ConnectorConfig(Section, frozen=True):
             "unless so little is ever asked for again that saves cost more than they spare."
         ),
     ] = "auto"
+    handover_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds that a request waits for blocks that a prefill engine has "
+            "computed and is still saving; never longer than computing them is predicted to take.",
+        ),
+    ] = 1.0
     copy_threads: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Literal["auto"],
         Meta(

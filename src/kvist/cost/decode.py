@@ -32,16 +32,21 @@ class DecodeCoefficients:
 class DecodeTimes:
     """Decode times that start from a seed and learn from observed steps. One owner."""
 
-    __slots__ = ("_times", "seed")
+    __slots__ = ("_coefficients", "_of", "_times", "seed")
 
     def __init__(self, seed: DecodeCoefficients) -> None:
         self.seed = seed
         self._times = LinearTimes((seed.d0_s, seed.d1_s, seed.d2_s))
+        self._of = self._times.coefficients
+        self._coefficients = DecodeCoefficients(*self._of)
 
     @property
     def coefficients(self) -> DecodeCoefficients:
         """What is believed now."""
-        return DecodeCoefficients(*self._times.coefficients)
+        found = self._times.coefficients
+        if found is not self._of:
+            self._of, self._coefficients = found, DecodeCoefficients(*found)
+        return self._coefficients
 
     @property
     def observed(self) -> int:

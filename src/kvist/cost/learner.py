@@ -42,7 +42,16 @@ class LinearTimes:
     Not thread-safe: one owner observes and predicts.
     """
 
-    __slots__ = ("_covariance", "_kept", "_scale", "_seed", "_theta", "ignored", "observed")
+    __slots__ = (
+        "_covariance",
+        "_found",
+        "_kept",
+        "_scale",
+        "_seed",
+        "_theta",
+        "ignored",
+        "observed",
+    )
 
     def __init__(self, seed: Sequence[float]) -> None:
         """`seed[i]` is seconds per unit of feature i.
@@ -54,6 +63,7 @@ class LinearTimes:
             raise ConfigError(f"a time model cannot start from {list(seed)}")
         self._seed = tuple(float(s) for s in seed)
         self._theta = [1.0] * len(seed)
+        self._found: tuple[float, ...] | None = None  # by θ as it is
         self._covariance = _diagonal(len(seed), _PRIOR)
         self._scale = 0.0
         self._kept: list[tuple[list[float], float]] = []  # warm-up, then a row of outliers
@@ -62,8 +72,12 @@ class LinearTimes:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds per unit of each feature, as believed now."""
-        return tuple(s * t for s, t in zip(self._seed, self._theta, strict=True))
+        """Seconds per unit of each feature, as believed now; the same object until that changes."""
+        found = self._found
+        if found is None:
+            found = tuple(s * t for s, t in zip(self._seed, self._theta, strict=True))
+            self._found = found
+        return found
 
     def predict_s(self, features: Sequence[float]) -> float:
         """Predicted seconds of a pass with these features (all ≥ 0)."""
@@ -82,6 +96,7 @@ class LinearTimes:
             self.ignored += 1
             return
         self.observed += 1
+        self._found = None
         row = [s * x / seeded_s for s, x in zip(self._seed, features, strict=True)]
         ratio = seconds / seeded_s
         if self.observed > WARM_UP:

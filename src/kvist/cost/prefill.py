@@ -24,8 +24,8 @@ class PrefillCoefficients:
         """Seconds to compute `new_tokens` after `cached_tokens`; 0 if there are none."""
         if new_tokens <= 0:
             return 0.0
-        _, linear, square = pass_features([(new_tokens, cached_tokens)])
-        return self.a_s + self.b_s * linear + self.c_s * square
+        square = new_tokens * (new_tokens + 2 * cached_tokens)
+        return self.a_s + self.b_s * new_tokens + self.c_s * square
 
     def scaled(self, factor: float) -> PrefillCoefficients:
         """All times multiplied by `factor`: one knob for an engine's efficiency."""
@@ -42,16 +42,21 @@ def pass_features(requests: Sequence[tuple[int, int]]) -> tuple[float, float, fl
 class PrefillTimes:
     """Prefill times that start from a seed and learn from observed passes. One owner."""
 
-    __slots__ = ("_times", "seed")
+    __slots__ = ("_coefficients", "_of", "_times", "seed")
 
     def __init__(self, seed: PrefillCoefficients) -> None:
         self.seed = seed
         self._times = LinearTimes((seed.a_s, seed.b_s, seed.c_s))
+        self._of = self._times.coefficients
+        self._coefficients = PrefillCoefficients(*self._of)
 
     @property
     def coefficients(self) -> PrefillCoefficients:
         """What is believed now."""
-        return PrefillCoefficients(*self._times.coefficients)
+        found = self._times.coefficients
+        if found is not self._of:
+            self._of, self._coefficients = found, PrefillCoefficients(*found)
+        return self._coefficients
 
     @property
     def observed(self) -> int:

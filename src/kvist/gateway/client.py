@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 
 from aiohttp import web
+
+from kvist.gateway.deadline import Deadline
 
 REQUEST_ID = "X-Request-Id"
 
@@ -19,6 +21,8 @@ class Client:
 
     def __init__(self, request: web.BaseRequest, request_id: str, stall_s: float) -> None:
         self._request, self._id, self._stall_s = request, request_id, stall_s
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = Deadline()
         self.response: web.StreamResponse | None = None
 
     @property
@@ -43,19 +47,24 @@ class Client:
             ClientGone: it went away, or read nothing for `stall_s`.
         """
         assert self.response is not None
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await self.response.write(data)
-        except (ConnectionError, TimeoutError) as error:
-            self.cut()
-            raise ClientGone from error
+        await self._within(self.response.write(data))
 
     async def end(self) -> None:
-        """The answer is whole."""
+        """The answer is whole.
+
+        Raises:
+            ClientGone: as in `send`.
+        """
         assert self.response is not None
+        await self._within(self.response.write_eof())
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._deadline.close()
+
+    async def _within(self, sending: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.timeout(self._stall_s):
-                await self.response.write_eof()
+            await self._deadline.wait(sending, self._clock() + self._stall_s)
         except (ConnectionError, TimeoutError) as error:
             self.cut()
             raise ClientGone from error

@@ -38,6 +38,21 @@ class ChunkChoice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     logprobs: Any = None
 
+    @property
+    def is_hollow(self) -> bool:
+        """Whether there is nothing in it but token ids."""
+        delta = self.delta
+        return (
+            delta is not None
+            and delta.content is UNSET
+            and self.token_ids is not None
+            and delta.role is None
+            and not delta.tool_calls
+            and not self.texts()
+            and self.finish_reason is None
+            and self.logprobs is None
+        )
+
     def texts(self) -> dict[str, str]:
         """What it says, by the name of the field; nothing empty."""
         delta = self.delta
@@ -79,7 +94,10 @@ class Chunk(msgspec.Struct):
     @property
     def tokens(self) -> int:
         """Tokens in it, by their ids."""
-        return sum(len(choice.token_ids or ()) for choice in self.choices)
+        count = 0
+        for choice in self.choices:
+            count += len(choice.token_ids or ())
+        return count
 
     @property
     def is_broken_off(self) -> bool:
@@ -89,17 +107,7 @@ class Chunk(msgspec.Struct):
     @property
     def is_hollow(self) -> bool:
         """Whether it is there for its token ids alone: an engine sends none if nobody asks."""
-        return bool(self.choices) and all(
-            choice.delta is not None
-            and choice.token_ids is not None
-            and choice.delta.content is UNSET
-            and choice.delta.role is None
-            and not choice.delta.tool_calls
-            and not choice.texts()
-            and choice.finish_reason is None
-            and choice.logprobs is None
-            for choice in self.choices
-        )
+        return bool(self.choices) and all(choice.is_hollow for choice in self.choices)
 
 
 class Delivered:

@@ -18,6 +18,7 @@ from kvist.gateway.ask import Asked, Endpoint, read_body
 from kvist.gateway.bodies import Bodies
 from kvist.gateway.client import REQUEST_ID, Client, ClientGone
 from kvist.gateway.faults import Fault, unmet
+from kvist.gateway.handover import is_divisible
 from kvist.gateway.limits import TenantLimits
 from kvist.gateway.openapi import openapi
 from kvist.gateway.prompt import Prompts
@@ -98,6 +99,8 @@ class Front:
         except ClientGone:
             assert client.response is not None
             return client.response
+        finally:
+            client.close()
 
     async def _answer(
         self, request: web.BaseRequest, request_id: str, client: Client
@@ -170,6 +173,7 @@ class Front:
             lora=lora,
             session=fields.session_id or request.headers.get(_SESSION) or "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
+            undivided=not is_divisible(asked),
         )
 
     @contextmanager
@@ -228,6 +232,7 @@ class Front:
         states = [
             {
                 "url": r.url,
+                "role": r.role,
                 "healthy": r.healthy,
                 "draining": r.draining,
                 "open": len(r.open),

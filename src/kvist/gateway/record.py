@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Outcome = Literal["ok", "refused", "invalid", "failed", "cancelled"]
+Prefill = Literal["ok", "late", "lost", "refused", "cancelled"]
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -15,7 +16,8 @@ class Record(msgspec.Struct, kw_only=True):
     `hit_tokens` are those that the router expected in a cache, and `hit_tiers` in which (`hbm`,
     `dram`, `ssd`, `peer`), at the first replica that was chosen; `cached_tokens` those that the
     engine says it found; `reasons` say for each attempt why its replica was chosen, `broke` what
-    went wrong with those that failed.
+    went wrong with those that failed. `splits` say for each choice where the prompt is computed and
+    why, `prefills` which replicas computed it for another, `prefilled` how each of these ended.
     """
 
     request: str
@@ -34,6 +36,9 @@ class Record(msgspec.Struct, kw_only=True):
     reasons: list[str] = []
     broke: list[str] = []
     ways: list[str] = []
+    splits: list[str] = []
+    prefills: list[str] = []
+    prefilled: list[Prefill] = []
     predicted_ttft_s: float | None = None
     ttft_s: float | None = None
     took_s: float = 0.0

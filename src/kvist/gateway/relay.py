@@ -16,17 +16,15 @@ from kvist.gateway.client import Client
 from kvist.gateway.delivered import Delivered, Usage
 from kvist.gateway.faults import Fault, overloaded, unmet
 from kvist.gateway.handing import Handing, closing
+from kvist.gateway.prefilling import PrefillLost, Prefills
 from kvist.gateway.record import Record
 from kvist.gateway.replicas import Replicas
 from kvist.gateway.resume import Plan, Way, plan_next, tracks, with_ids
 from kvist.gateway.settings import Settings
 from kvist.gateway.sse import EventCutter
-from kvist.gateway.upstream import OK, Attempt, Broken, Reply
+from kvist.gateway.upstream import ELSEWHERE, OK, Attempt, Broken, Reply
 from kvist.gateway.waiting import Waiting
 from kvist.router.protocol import Ask, Choice, Refused, Router
-
-# Another replica may do better.
-_ELSEWHERE = {429, 500, 502, 503, 504}
 
 
 class _WithUsage(msgspec.Struct):
@@ -44,6 +42,7 @@ class Call:
     began_s: float
     record: Record
     failed: set[str] = field(default_factory=set)
+    lost_prefills: int = 0
 
 
 class Relay:
@@ -66,6 +65,7 @@ class Relay:
             session,
         )
         self._settings, self._limits, self._clock = settings, settings.timeouts, clock
+        self._prefills = Prefills(router, replicas, session, settings, clock)
 
     async def serve(self, call: Call, client: Client) -> None:
         """Answers a request, on one replica after the other.
@@ -78,12 +78,17 @@ class Relay:
         body = with_ids(call.asked) if tracked else call.body
         plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
         await self._waiting.turn(call.ask)
-        for attempt in range(1, self._settings.attempts + 1):
+        attempt = 0
+        while True:
             try:
                 with self._booked(call) as choice:
                     await self._once(call, client, choice, plan, delivered, tracked=tracked)
                 return
+            except PrefillLost as lost:
+                self._note_prefill(call, choice, lost)
+                continue
             except Broken as broken:
+                attempt += 1
                 self._note(call, choice, broken)
                 if delivered.finished and call.asked.is_single:
                     options = call.asked.fields.stream_options
@@ -126,8 +131,8 @@ class Relay:
         if isinstance(choice, Refused):
             raise _refused(choice)
         record, failed = call.record, False
-        record.replicas = [*record.replicas, choice.replica]
-        record.reasons = [*record.reasons, choice.reason]
+        if choice.split:
+            record.splits = [*record.splits, choice.split]
         if record.predicted_ttft_s is None:
             record.predicted_ttft_s, record.hit_tokens = choice.ttft_s, choice.hit_tokens
             record.hit_tiers = dict(choice.hit_tiers)
@@ -150,15 +155,18 @@ class Relay:
         tracked: bool,
     ) -> None:
         replica, asked = self._replicas[choice.replica], call.asked
+        body = await self._prefills.ahead(choice, plan, call.headers, call.record)
+        call.record.replicas = [*call.record.replicas, choice.replica]
+        call.record.reasons = [*call.record.reasons, choice.reason]
         limit_s = self._limits.first_token_s if asked.streams else self._limits.answer_s
         until_s = self._clock() + limit_s
         async with Attempt(self._session, replica) as attempt:
-            await attempt.open(plan.path, plan.body, call.headers, until_s)
+            await attempt.open(plan.path, body, call.headers, until_s)
             if attempt.status == OK and asked.streams and attempt.is_stream:
                 handing = Handing(asked, plan, delivered, tracked=tracked)
                 return await self._stream(call, client, choice, attempt, handing)
             reply = await attempt.whole(until_s)
-        if reply.status in _ELSEWHERE:
+        if reply.status in ELSEWHERE:
             raise Broken(f"it answered {reply.status}", reply=reply)
         if client.has_begun:
             raise unmet(f"the stream broke, and another replica answered {reply.status}")
@@ -217,6 +225,16 @@ class Relay:
         call.record.broke = [*call.record.broke, str(broken)]
         if broken.is_gone:
             self._replicas.suspect(choice.replica)
+
+    def _note_prefill(self, call: Call, choice: Choice, lost: PrefillLost) -> None:
+        """Each loss leaves out one more replica; the last is the last prefill that is tried."""
+        assert choice.prefill is not None
+        call.failed.add(choice.prefill)
+        call.lost_prefills += 1
+        if call.lost_prefills >= self._settings.attempts:
+            call.ask = replace(call.ask, undivided=True)
+        if lost.is_gone:
+            self._replicas.suspect(choice.prefill)
 
     async def _give_up(self, client: Client, broken: Broken) -> None:
         """After the last attempt: what the engine said, if it said anything.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import aiohttp
@@ -38,22 +38,22 @@ class Replicas:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        roles: Mapping[str, str],
         router: Router,
         session: aiohttp.ClientSession,
         timeouts: Timeouts,
         headers: Mapping[str, str],
     ) -> None:
-        """`headers`: what engines want of each request, such as their key."""
+        """`roles`: what each does, by its URL; `headers`: what engines want of each request."""
         self._router, self._session, self._timeouts = router, session, timeouts
         self._headers: CIMultiDict[str] = CIMultiDict(headers)
-        self._by_url = {url: Replica(url) for url in urls}
+        self._by_url = {url: Replica(url, role) for url, role in roles.items()}
         self._wake: dict[str, asyncio.Future[None]] = {}
         self._models: dict[str, ModelCard] = {}
         self._models_s = -_MODELS_EVERY_S
         self._tasks: list[asyncio.Task[None]] = []
-        for url in urls:
-            router.add(url)
+        for url, role in roles.items():
+            router.add(url, role=role)
             router.set_state(url, healthy=False)
 
     def __getitem__(self, url: str) -> Replica:
@@ -66,7 +66,9 @@ class Replicas:
     @property
     def are_ready(self) -> bool:
         """Whether any can serve."""
-        return any(r.healthy and not r.draining for r in self._by_url.values())
+        return any(
+            r.healthy and not r.draining and r.role != "prefill" for r in self._by_url.values()
+        )
 
     def model(self, name: str | None) -> ModelCard | None:
         """What the replicas say of a model or an adapter; without a name of the first."""

@@ -50,6 +50,7 @@ class Gateway:
     """What a gateway is made of.
 
     Attributes:
+        prefill_urls: engines that only compute prompts for those at `urls`.
         tokens: None: nobody needs a key.
         prefixes: what the router knows of prefixes; None: nothing that can be measured.
         hearing: what fills it; None: what engines and nodes say is not heard.
@@ -66,6 +67,7 @@ class Gateway:
     settings: Settings
     version: str
     tls: ssl.SSLContext | None = None
+    prefill_urls: tuple[str, ...] = ()
     prefixes: IndexedPrefixes | None = None
     hearing: Hearing | None = None
     peers: Peers | None = None
@@ -93,7 +95,7 @@ async def serve(
     loop, settings = asyncio.get_running_loop(), gateway.settings
     async with open_session(settings) as session, _beside(gateway):
         key = {"Authorization": f"Bearer {settings.engine_key}"} if settings.engine_key else {}
-        replicas = Replicas(gateway.urls, gateway.router, session, settings.timeouts, key)
+        replicas = Replicas(roles_of(gateway), gateway.router, session, settings.timeouts, key)
         waiting = Waiting(
             gateway.queue,
             gateway.router.has_room,
@@ -129,6 +131,13 @@ async def serve(
             await replicas.stop()
             gateway.prompts.close()
             gateway.tracer.close()
+
+
+def roles_of(gateway: Gateway) -> dict[str, str]:
+    """What each engine does, by its URL: `decode` beside such that only prefill, else `both`."""
+    answers = "decode" if gateway.prefill_urls else "both"
+    roles = dict.fromkeys(gateway.urls, answers)
+    return roles | dict.fromkeys(gateway.prefill_urls, "prefill")
 
 
 @asynccontextmanager

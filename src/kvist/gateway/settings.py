@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Migrate = Literal["exact", "sampled", "off"]
+Transport = Literal["kvist", "nixl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilling:
+    """How prompts are computed for other replicas; see `config/disaggregation_schema.py`."""
+
+    transport: Transport = "kvist"
+    patience: float = 4.0
+    least_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What else it does.
 
@@ -47,5 +57,6 @@ class Settings:
     drain_s: float = 300.0
     engine_key: str = ""
     passes_keys: bool = True
+    prefilling: Prefilling = field(default_factory=Prefilling)
     timeouts: Timeouts = field(default_factory=Timeouts)
     bounds: Bounds = field(default_factory=Bounds)

@@ -58,6 +58,8 @@ class Telemetry:
         self._hits = self._counter("kvist_gateway_hit_tokens_total")
         self._broke = self._counter("kvist_gateway_broken_attempts_total")
         self._resumed = self._counter("kvist_gateway_resumed_total")
+        self._splits = self._counter("kvist_gateway_splits_total")
+        self._prefills = self._counter("kvist_gateway_prefills_total")
         self._ttft = self._histogram("kvist_gateway_ttft_seconds", _TTFT_S)
         self._error = self._histogram("kvist_gateway_ttft_error_seconds", _TTFT_S)
         self._took = self._histogram("kvist_gateway_request_seconds", _TOOK_S)
@@ -78,6 +80,12 @@ class Telemetry:
             self._broke.labels(replica).inc()
         for way in record.ways:
             self._resumed.labels(way).inc()
+        for split in record.splits:
+            self._splits.labels(*split.split(": ")).inc()
+        for replica, ended in zip(record.prefills, record.prefilled, strict=True):
+            self._prefills.labels(ended).inc()
+            if ended == "lost":
+                self._broke.labels(replica).inc()
         self._took.labels(record.endpoint).observe(record.took_s)
         if record.ttft_s is not None and record.streamed:
             self._ttft.labels(record.endpoint).observe(record.ttft_s)

@@ -13,11 +13,13 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from kvist.core.errors import KvistError
+from kvist.gateway.deadline import Deadline
 from kvist.gateway.settings import Settings
 
 _T = TypeVar("_T")
 MOST_ANSWER_BYTES = 256 << 20
 OK = 200
+ELSEWHERE = {429, 500, 502, 503, 504}  # another replica may do better
 # Of the connection, not of the message; or said anew on the other side.
 _OF_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
@@ -55,12 +57,14 @@ class Replica:
     """One engine, by its URL.
 
     Attributes:
+        role: `both`, `prefill` or `decode`.
         draining: it gets nothing new, by the operator's will.
         heard_s: when its last byte came, on the loop's clock.
         open: attempts that are under way.
     """
 
     url: str
+    role: str = "both"
     healthy: bool = False
     draining: bool = False
     heard_s: float = 0.0
@@ -73,7 +77,7 @@ class Attempt:
     def __init__(self, session: aiohttp.ClientSession, replica: Replica) -> None:
         self._session, self._replica = session, replica
         self._response: aiohttp.ClientResponse | None = None
-        self._limit: asyncio.Timeout | None = None
+        self._deadline = Deadline()
         self._given_up = ""
 
     async def open(
@@ -142,8 +146,7 @@ class Attempt:
     def give_up(self, why: str) -> None:
         """Ends whatever is waited for: the replica hangs."""
         self._given_up = why
-        if self._limit is not None:
-            self._limit.reschedule(asyncio.get_running_loop().time())
+        self._deadline.expire()
 
     async def __aenter__(self) -> Self:
         self._replica.open.add(self)
@@ -156,6 +159,7 @@ class Attempt:
         tb: TracebackType | None,
     ) -> None:
         self._replica.open.discard(self)
+        self._deadline.close()
         if self._response is not None:
             self._response.close()  # of an answer that was read to its end, the connection is kept
 
@@ -164,13 +168,8 @@ class Attempt:
         assert self._response is not None
         return self._response
 
-    async def _within(self, waited: Awaitable[_T], until_s: float) -> _T:
-        self._limit = asyncio.timeout_at(0.0 if self._given_up else until_s)
-        try:
-            async with self._limit:
-                return await waited
-        finally:
-            self._limit = None
+    def _within(self, waited: Awaitable[_T], until_s: float) -> Awaitable[_T]:
+        return self._deadline.wait(waited, 0.0 if self._given_up else until_s)
 
     def _heard(self) -> None:
         self._replica.heard_s = asyncio.get_running_loop().time()

@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from kvist.core.errors import ConfigError
+from kvist.launch.pauses import Pauses
 
 # exec keeps PR_SET_PDEATHSIG (1); SIGTERM is 15. The kernel ties to the thread that forks, so
 # children are made on a main thread.
 _TIED = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);os.execv(sys.executable,sys.argv[1:])"
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
-_GOOD_LIFE_S = 60.0  # after which an end counts as the first
 _LOOK_S = 5.0
 _SILENT_S = 60.0
 _TAIL_BYTES = 4096
+_ANSWER_S = 2.0
 
 
 def tied(command: Sequence[str]) -> list[str]:
@@ -77,7 +79,7 @@ class Child:
         self._stops = tuple(stops)
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._pause_s = _FIRST_PAUSE_S
+        self._pauses = Pauses()
         self._start_at = clock()
         self._started_at = self._looked_at = self._answered_at = 0.0
         self._why = ""
@@ -104,11 +106,16 @@ class Child:
         elif self.phase is Phase.STARTING or now - self._looked_at >= _LOOK_S:
             self._look()
 
+    def hurry(self) -> None:
+        """Sends the first of the stop signals again; to a process that is there."""
+        if self._process is not None and self._stops:
+            self._signal(self._stops[0][0])
+
     def _start(self, now: float) -> None:
         try:
             command = tied(self._command())
         except ConfigError as error:
-            self._again_later(now, str(error))
+            self._again_later(now, 0.0, str(error))
             return
         with contextlib.suppress(FileNotFoundError):
             self.log.replace(self.log.with_suffix(".last.log"))
@@ -135,16 +142,13 @@ class Child:
     def _ended(self, now: float, code: int) -> None:
         status = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._signal(signal.SIGKILL)  # what it may have left behind in its group
-        if now - self._started_at >= _GOOD_LIFE_S:
-            self._pause_s = _FIRST_PAUSE_S
         said = last_line(self.log) or "it said nothing"
-        self._again_later(now, f"ended with {status}: {said}")
+        self._again_later(now, now - self._started_at, f"ended with {status}: {said}")
 
-    def _again_later(self, now: float, why: str) -> None:
+    def _again_later(self, now: float, lived_s: float, why: str) -> None:
         self._why = why
         self._process, self.phase = None, Phase.PENDING
-        self._start_at = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._start_at = now + self._pauses.after(lived_s)
         self.restarts += 1
 
     def _signal(self, number: signal.Signals) -> None:
@@ -173,6 +177,23 @@ def stop_all(children: Sequence[Child]) -> None:
         if child._process is not None:
             child._signal(signal.SIGKILL)  # what is left of its group
         child._process, child.phase = None, Phase.STOPPED
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a child says at `url` that it is well; it may name the address that it listens on."""
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S, context=_any_certificate()) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """It is our own child that is asked, by an address that its certificate need not have."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def last_line(log: Path) -> str:

@@ -1,9 +1,9 @@
-"""One host of a cluster: a node and the engines beside it.
+"""One host: a node, the engines beside it, and a gateway before them if that is wanted.
 
 Run as `python -m kvist.launch.host`. The first line on stdin holds the orders (`HostOrders`, JSON);
 stdout gets a line (`HostReport`) whenever something changed. The end of stdin, whatever its cause,
 ends the engines and then the node, which writes what is not on SSD yet: so nothing outlives whoever
-gave the orders. Knows nothing of Ray.
+gave the orders. `kvist serve` has a `Host` in its own process. Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import select
 import signal
 import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,9 +22,16 @@ import msgspec
 import yaml
 
 from kvist.core.errors import NodeAwayError, NodeRefusedError
-from kvist.launch.child import Child, Phase, stop_all
+from kvist.launch.child import Child, Phase, is_healthy, stop_all
 from kvist.launch.ports import Port
-from kvist.launch.spec import ChildReport, EngineSpec, HostOrders, HostReport, for_node
+from kvist.launch.spec import (
+    ChildReport,
+    EngineSpec,
+    FrontSpec,
+    HostOrders,
+    HostReport,
+    for_node,
+)
 from kvist.node import control
 from kvist.node.place import Place, default_socket
 
@@ -37,6 +42,7 @@ _READ_BYTES = 64 << 10
 _KVIST = (sys.executable, "-m", "kvist.cli.main")
 _NODE_STOPS = ((signal.SIGTERM, 90.0), (signal.SIGKILL, 5.0))
 _ENGINE_STOPS = ((signal.SIGTERM, 35.0), (signal.SIGKILL, 5.0))
+_GATEWAY_END_S = 10.0  # beyond what its requests are given
 _OF_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them for its own worker
 
 
@@ -60,7 +66,7 @@ class Host:
         tree["node"] = {**tree.get("node", {}), "socket": os.fspath(self.place.socket)}
         with open(self._config, "w", opener=_private) as stream:
             yaml.safe_dump(tree, stream)
-        self._env = {name: value for name, value in env.items() if not _is_rays(name)}
+        self._env = dict(env)
         self._node = Child(
             "node",
             command=lambda: [*_KVIST, "node", f"--config={self._config}", "--replace"],
@@ -70,6 +76,7 @@ class Host:
             stops=_NODE_STOPS,
         )
         self._engines: list[tuple[Child, Callable[[], str]]] = []
+        self._gateway = None if orders.front is None else self._front(orders.front)
         gpus = list(orders.gpu_ids)
         for spec in orders.engines:
             for _ in range(spec.per_host):
@@ -82,9 +89,11 @@ class Host:
         env = {**self._env, **spec.env}
         if gpu_ids:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
+        is_fixed = self._orders.front is not None  # a gateway knows it by its port
 
         def command() -> list[str]:
-            options = (f"--host={spec.host}", f"--port={port.choose()}")
+            number = port.number if is_fixed and port.number else port.choose()
+            options = (f"--host={spec.host}", f"--port={number}")
             return [
                 *(*_KVIST, "serve", spec.model, *options),
                 *(f"--config={self._config}", "--set=store.where=node", *spec.args),
@@ -92,17 +101,36 @@ class Host:
 
         def url() -> str:
             shown = f"[{spec.host}]" if ":" in spec.host else spec.host
-            return f"http://{shown}:{port.number}"
+            return f"http://{shown}:{port.number}" if port.number else ""
 
         child = Child(
             spec.model,
             command=command,
             env=env,
             log=self.folder / f"engine-{number}.log",
-            serves=lambda: _healthy(url()),
+            serves=lambda: is_healthy(f"{url()}/health"),
             stops=_ENGINE_STOPS,
         )
         return child, url
+
+    def _front(self, spec: FrontSpec) -> Child:
+        def command() -> list[str]:
+            urls = [url() for _, url in self._engines]
+            prefill, answer = urls[: spec.prefills], urls[spec.prefills :]
+            return [
+                *(*_KVIST, "gateway", *answer, *(f"--prefill={each}" for each in prefill)),
+                *(f"--config={self._config}", f"--listen={spec.listen}"),
+                "--quiet",  # its log has no bound
+            ]
+
+        return Child(
+            "gateway",
+            command=command,
+            env=self._env,
+            log=self.folder / "gateway.log",
+            serves=lambda: is_healthy(f"{self._front_url()}/healthz"),
+            stops=((signal.SIGTERM, spec.drain_s + _GATEWAY_END_S), (signal.SIGKILL, 5.0)),
+        )
 
     def _node_serves(self) -> bool:
         try:
@@ -113,16 +141,37 @@ class Host:
         except (NodeAwayError, NodeRefusedError):
             return False
 
+    def is_open(self) -> bool:
+        """Whether the gateway, if there is one, has an engine to send requests to."""
+        return self._gateway is None or is_healthy(f"{self._front_url()}/readyz")
+
     def tick(self) -> None:
-        """Looks after every process; engines start once the node serves."""
+        """Looks after every process; engines start once the node serves, then the gateway."""
         self._node.tick()
         for child, _ in self._engines:
             child.tick(may_start=self._node.phase is Phase.READY)
+        if self._gateway is not None:
+            self._gateway.tick(may_start=all(url() for _, url in self._engines))
 
     def stop(self) -> None:
-        """Ends the engines, then the node."""
+        """Ends the gateway when its requests have ended, then the engines, then the node."""
+        stop_all([] if self._gateway is None else [self._gateway])
         stop_all([child for child, _ in self._engines])
         stop_all([self._node])
+
+    def hurry(self) -> None:
+        """While it stops, from a signal's handler: what ends now does not wait for anything."""
+        for child, _ in self._children():
+            child.hurry()
+
+    def _children(self) -> list[tuple[Child, Callable[[], str]]]:
+        """Every process, and what gives its URL."""
+        front = [] if self._gateway is None else [(self._gateway, self._front_url)]
+        return [(self._node, str), *self._engines, *front]
+
+    def _front_url(self) -> str:
+        front = self._orders.front
+        return "" if front is None else f"{front.scheme}://{front.listen}"
 
     def report(self) -> HostReport:
         """What holds now."""
@@ -137,7 +186,7 @@ class Host:
             node=self._orders.node,
             machine=socket.gethostname(),
             socket=os.fspath(self.place.socket),
-            children=(told(self._node, str), *(told(child, url) for child, url in self._engines)),
+            children=tuple(told(child, url) for child, url in self._children()),
         )
 
 
@@ -147,15 +196,6 @@ def _private(path: str, flags: int) -> int:
 
 def _is_rays(name: str) -> bool:
     return name.startswith("RAY_") or name in _OF_RAY
-
-
-def _healthy(url: str) -> bool:
-    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
-        return False
 
 
 def _read_orders(fd: int) -> HostOrders:
@@ -180,7 +220,8 @@ def run(stdin: int, tell: Callable[[HostReport], None]) -> None:
     signal.signal(signal.SIGINT, end)
     with contextlib.suppress(PermissionError):  # Ray's workers are nice to everybody else
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    host = Host(_read_orders(stdin), os.environ)
+    env = {name: value for name, value in os.environ.items() if not _is_rays(name)}
+    host = Host(_read_orders(stdin), env)
     last: HostReport | None = None
     try:
         while not ended:

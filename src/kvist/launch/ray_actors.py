@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from kvist.launch.pauses import Pauses
 from kvist.launch.spec import ClusterSpec, HostOrders, HostReport, is_secret
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ _KEEPER = "keeper-"
 _SHORT_ID = 12
 _TICK_S = 0.5
 _ANSWER_S = 5.0
-_PAUSE_S = 1.0
 STOP_S = 180.0  # engines, then a node that writes what it holds
 
 
@@ -64,10 +64,12 @@ class Keeper:
         self._report = HostReport(decoded.node, "", "")
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._pauses = Pauses()
         self._process = self._start()
         threading.Thread(target=self._follow, name="kvist-host", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._started_s = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "kvist.launch.host"],
             stdin=subprocess.PIPE,
@@ -87,7 +89,8 @@ class Keeper:
             # It closed its output, so it ends; if it does not, its children will by their ties.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
-            self._ended.wait(_PAUSE_S)
+            lived_s = time.monotonic() - self._started_s
+            self._ended.wait(self._pauses.after(lived_s))
             with self._lock:  # one that `stop` would not know of must not begin
                 if self._ended.is_set():
                     return

@@ -55,6 +55,19 @@ class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(engine.gpus * engine.per_host for engine in self.engines)
 
 
+class FrontSpec(Struct, frozen=True):
+    """A gateway before the engines of one host, whose ports then stay what they are."""
+
+    listen: str
+    """Address and port."""
+    scheme: str = "http"
+    """`https` where the configuration has a certificate."""
+    prefills: int = 0
+    """How many of the engines, from the first, only compute prompts for the others."""
+    drain_s: float = 300.0
+    """Seconds that its requests may take to end when it is told to."""
+
+
 class HostOrders(Struct, frozen=True):
     """What one host has to run."""
 
@@ -70,13 +83,15 @@ class HostOrders(Struct, frozen=True):
     """By which others reach the host."""
     discovery: str = ""
     """HOST:PORT/NAME by which the nodes find each other; empty: they are in no cluster."""
+    front: FrontSpec | None = None
+    """None: the engines are reached one by one."""
 
 
 class ChildReport(Struct, frozen=True):
     """One process of a host."""
 
     what: str
-    """`node`, or the engine's model."""
+    """`node`, `gateway`, or the engine's model."""
     phase: str
     restarts: int = 0
     pid: int = 0

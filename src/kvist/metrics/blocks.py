@@ -56,7 +56,8 @@ BLOCKS: tuple[Metric, ...] = (
         "kvist_misses_total",
         _C,
         "blocks",
-        "Blocks that were matched but could not be read (checksum, deadline, evicted ...).",
+        "Blocks that were matched but could not be read or copied (unread, copy), or that another "
+        "engine has computed and did not save in time (unsaved).",
         ("cause",),
     ),
     Metric(

@@ -88,6 +88,24 @@ FRONT: tuple[Metric, ...] = (
         ("way",),
     ),
     Metric(
+        "kvist_gateway_splits_total",
+        _C,
+        "requests",
+        "Choices beside prefill replicas, by where the prompt is to be computed: at the replica "
+        "that answers (local) or at another (remote), and why: what is cheaper by the rule `cost`; "
+        "by `length` short, long, or a queue at the prefill replica; always and never; no-prefill, "
+        "none is up; undivided, the request cannot be split.",
+        ("where", "reason"),
+    ),
+    Metric(
+        "kvist_gateway_prefills_total",
+        _C,
+        "requests",
+        "Prefills for another replica, by how they ended: ok; late, lost with their replica or "
+        "refused by it, so that the prompt is computed elsewhere; cancelled with the request.",
+        ("outcome",),
+    ),
+    Metric(
         "kvist_gateway_ttft_seconds",
         _H,
         "seconds",

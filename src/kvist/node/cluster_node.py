@@ -23,6 +23,7 @@ from kvist.cluster.record import TierSpace
 from kvist.cluster.replication import Offer
 from kvist.core.errors import ClosedError, KvistError
 from kvist.core.events import KvEvent
+from kvist.core.keys import KEY_BYTES
 from kvist.core.outcome import Tier
 from kvist.node.announcing import Announcing
 from kvist.node.clustered import ClusterLoop, Duties, Neighbour
@@ -104,16 +105,20 @@ class ClusterNode:
         return self._loop.position()
 
     def take(self, fingerprint: bytes, offer: m.Offer) -> int:
-        """See `serving.ClusterSide`; a node that gives its blocks away takes none.
+        """See `serving.ClusterSide`; a node that gives its blocks away takes none, a full one few.
 
         Raises:
             ProtocolError: the offer contradicts itself.
         """
-        return 0 if self._loop.draining else self._intake.take(fingerprint, offer)
+        found = self._find(fingerprint)
+        if found is None:
+            return 0
+        most = self._loop.accepts(len(offer.keys) // KEY_BYTES, found.store.raw_bytes)
+        return self._intake.take(fingerprint, offer, most=most)
 
-    def drain(self, within_s: float, then: Callable[[], None]) -> None:
+    def drain(self, within_s: float, then: Callable[[], None], *, patient: bool = True) -> None:
         """Gives away what only this node holds; see `ClusterLoop.drain`."""
-        self._loop.drain(within_s, then)
+        self._loop.drain(within_s, then, patient=patient)
 
     def facts(self) -> dict[str, object]:
         """What a node's status shows."""
@@ -133,6 +138,7 @@ class ClusterNode:
             "node": own.node,
             "incarnation": own.incarnation,
             "state": own.state.value,
+            "full": own.full,
             "blocks": own.blocks,
             "nodes": nodes,
             "samples": figures,
@@ -154,7 +160,7 @@ class ClusterNode:
             free_bytes += max(0, lasting.capacity_bytes - lasting.used_bytes)
         tiers = tuple(TierSpace(tier.value, *total) for tier, total in totals.items())
         named = tuple(sorted(keyspace.attach.fingerprint.hex() for keyspace in self._keyspaces))
-        return Space(free_bytes if self._peering.listen is not None else 0, tiers, named)
+        return Space(free_bytes, tiers, named, takes=self._peering.listen is not None)
 
     def _follow(self, neighbours: Sequence[Neighbour]) -> None:
         """Who is there now, and where blocks can be read."""

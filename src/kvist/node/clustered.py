@@ -18,7 +18,7 @@ from kvist.cluster.directory import Position
 from kvist.cluster.discovery.protocol import Discovery
 from kvist.cluster.measures import measures
 from kvist.cluster.member import Member, Space
-from kvist.cluster.record import NodeRecord, NodeState
+from kvist.cluster.record import NodeRecord
 from kvist.cluster.replication import Offer
 from kvist.cluster.wire import topic_of
 from kvist.core.errors import KvistError
@@ -92,6 +92,7 @@ class ClusterLoop:
         self._has_namesake = False
         self._drain_until_s = 0.0
         self._when_drained: Callable[[], None] | None = None
+        self._patient = True
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.discovery_failures = 0
@@ -125,20 +126,24 @@ class ClusterLoop:
             known is not None and known.incarnation == at.incarnation and known.number >= at.number
         )
 
-    @property
-    def draining(self) -> bool:
-        """Whether this node gives its blocks away and takes none."""
-        return self.member.own.state is NodeState.DRAINING
+    def accepts(self, blocks: int, block_bytes: int) -> int:
+        """How many of some blocks that another node offers may be taken now."""
+        with self.lock:
+            return self.member.accepts(blocks, block_bytes, time.monotonic())
 
-    def drain(self, within_s: float, then: Callable[[], None]) -> None:
+    def drain(self, within_s: float, then: Callable[[], None], *, patient: bool = True) -> None:
         """Gives away what only this node holds, and calls `then` when that is done or time is over.
 
-        `then` is called on the loop's thread. A second call changes nothing.
+        `then` is called on the loop's thread. A second call can only bring the end nearer.
+        `patient`: where no other node takes anything now, one is waited for.
         """
+        until_s = time.monotonic() + within_s
         with self.lock:
+            self._patient = self._patient and patient
             if self._drain_until_s:
+                self._drain_until_s = min(self._drain_until_s, until_s)
                 return
-            self._drain_until_s = time.monotonic() + within_s
+            self._drain_until_s = until_s
             self._when_drained = then
             self.member.drain()
 
@@ -254,7 +259,8 @@ class ClusterLoop:
         if then is None:
             return
         done = self.member.drained
-        if done or now_s >= self._drain_until_s:
+        hopeless = not self._patient and not self.member.view.membership.takers()
+        if done or hopeless or now_s >= self._drain_until_s:
             self._when_drained = None
             if not done:
                 _log.warning("not all that only this node holds was taken in time")

@@ -8,36 +8,34 @@ Opening and closing touch disks and happen off the loop's thread; engines that c
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvist.core.errors import KvistError
 from kvist.core.events import Cleared, KvEvent, Removed, Stored
 from kvist.node import messages as m
+from kvist.node.estates import Attach as Attach
+from kvist.node.estates import Estates, Left, LifeFences
 from kvist.node.protocol import join_keys
 from kvist.node.sessions import Session
 from kvist.node.waiter import Waiter
 from kvist.node.work import SlowWork
+from kvist.store.entry import NO_SLOT
+from kvist.store.succession import Legacy
 from kvist.store.tiered import TieredStore
+from kvist.tiers.dram import ArenaMap
 
 _log = logging.getLogger(__name__)
 _MOST_EVENTS = 100_000
 _MOST_EVENT_KEYS = 1024  # in one message
 _CLOSE_S = 5.0
 _JOIN_S = 2.0
+_SUM_S = 10.0  # for checksums that nobody has taken yet
 _SHORT = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """What an engine needs of a store."""
-
-    fingerprint: bytes
-    layout: str
-    block_bytes: int
 
 
 # Opens the store of a keyspace; raises KvistError or OSError. Its events go to the second argument.
@@ -126,10 +124,15 @@ class Keyspaces:
         *,
         most: int,
         announcer: Announcer | None = None,
+        estates: Estates | None = None,
     ) -> None:
-        """`most` stores may be open at once; `announcer` is told of them."""
+        """`most` stores may be open at once; `announcer` is told of them.
+
+        `estates`: what the node before this one left, of which `open_store` takes what it needs.
+        """
         self._open_store, self._work, self._poke, self._most = open_store, work, poke, most
         self._announcer = announcer
+        self._estates = estates or Estates()
         self._open: dict[bytes, Keyspace] = {}
         self._opening: dict[bytes, tuple[Attach, list[Then]]] = {}
 
@@ -176,6 +179,31 @@ class Keyspaces:
             except (KvistError, OSError) as error:
                 _log.warning("keyspace %s: %s", _short(keyspace.attach), error)
         self._open.clear()
+        self._estates.close()
+
+    def bequeath(
+        self, sessions: Callable[[Keyspace], Mapping[int, Session]], deadline_s: float
+    ) -> list[Left]:
+        """Closes every store as `close` does; what was in DRAM goes to the next node.
+
+        `sessions`: those whose processes may still touch slots, by the pipes whose end says that
+        they cannot. They are the caller's, and must be open when what is left is used.
+        """
+        shares = [(keyspace, _share(keyspace.store)) for keyspace in self]
+        kept = list(self._estates)  # nobody has asked for them yet
+        self._estates = Estates()
+        self.close(deadline_s)
+        until = time.monotonic() + _SUM_S
+        found = []
+        for keyspace, arena in shares:
+            if arena is None:
+                continue
+            left = _left(keyspace, sessions(keyspace), arena, until)
+            if left is None:
+                _log.warning("keyspace %s stays: its memory is in use", _short(keyspace.attach))
+            else:
+                found.append(left)
+        return [*found, *kept]
 
     def _begin(self, attach: Attach, then: Then) -> None:
         idle: Keyspace | None = None
@@ -189,6 +217,8 @@ class Keyspaces:
                 return
             del self._open[idle.attach.fingerprint]
         self._opening[attach.fingerprint] = (attach, [then])
+        others = self._most - len(self._open) - len(self._opening)
+        self._estates.keep(others, but=attach.fingerprint)
         events: deque[KvEvent] = deque()
 
         listeners: set[Session] = set()
@@ -232,6 +262,48 @@ class Keyspaces:
             self._work.submit(work, opened)
         except KvistError as error:
             opened(error)
+
+
+def _share(store: TieredStore) -> ArenaMap | None:
+    """Another mapping of a store's memory, which outlives the store; `None`: it cannot be had."""
+    store.succession.halt()
+    arena = store.arena
+    try:
+        return ArenaMap(os.dup(arena.fd), arena.size_bytes, slot_bytes=arena.slot_bytes)
+    except (OSError, ValueError) as error:
+        _log.warning("the memory of a store stays: %s", error)
+        return None
+
+
+def _left(
+    keyspace: Keyspace, sessions: Mapping[int, Session], arena: ArenaMap, until: float
+) -> Left | None:
+    """What the closed store of a keyspace leaves; `None`: somebody unknown may touch its slots."""
+    succession = keyspace.store.succession
+    leases = [lease for session in sessions.values() for lease in session.held()]
+    estate = succession.leave(leases, arena, until=until)
+    if estate is None:
+        return None
+    pipes: dict[int, frozenset[int]] = {}
+    try:
+        for life, session in sessions.items():
+            if slots := _slots(session):
+                pipes[os.dup(life)] = slots
+        for life, slots in succession.fences.items():
+            pipes[os.dup(life)] = slots
+    except OSError as error:  # no descriptor is left
+        _log.warning("%s", error)
+        LifeFences(pipes).close()
+        return None
+    fences = LifeFences(pipes)
+    legacy = Legacy(arena.fd, arena.size_bytes, arena.slot_bytes, estate, fences)
+    return Left(keyspace.attach, legacy)
+
+
+def _slots(session: Session) -> frozenset[int]:
+    """The slots of a session's leases."""
+    entries = (entry for lease in session.held() for entry in lease.held())
+    return frozenset(entry.slot for entry in entries if entry.slot != NO_SLOT)
 
 
 def _short(attach: Attach) -> str:

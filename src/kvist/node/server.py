@@ -1,15 +1,14 @@
 """The node's socket: one loop, one thread, every connection.
 
 A connection is accepted from this user only (`SO_PEERCRED`), has a few seconds to say what it wants
-and gets, with the answer, two descriptors: the arena's memfd, and the writing end of a pipe. The
-engine and every process that maps the arena for it keep that pipe open: when the last of them has
-closed it, by will or by death, nobody can touch the engine's slots any more, and its leases are
-given back. The connection alone does not say so: a worker process may outlive the engine that
-ordered its copies, and an engine whose connection broke may still copy.
+and gets, with the answer, two descriptors: the arena's memfd, and the writing end of a life pipe
+(`lives.py`), at whose end its leases are given back. The end of the connection does not say that: a
+worker may outlive its engine, and an engine whose connection broke may still copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -24,7 +23,9 @@ from kvist.core.errors import StoreError
 from kvist.node import messages as m
 from kvist.node.cache.counter import Counter
 from kvist.node.cache.messages import FIRST_PROTOCOL as CACHE_PROTOCOL
+from kvist.node.handover import BEQUEATH
 from kvist.node.keyspaces import Attach, Keyspace, Keyspaces
+from kvist.node.lives import Lives
 from kvist.node.peer import Peer, Stage
 from kvist.node.place import peer_uid
 from kvist.node.protocol import (
@@ -68,15 +69,16 @@ class NodeServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poked = False
         self._stop: str | None = None
+        self._due: Callable[[], None] | None = None
         self._work = SlowWork(self.poke)
         self.keyspaces = make_keyspaces(self._work, self.poke)
         self._counter = Counter(self.keyspaces, self.poke, clock, self._send)
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}  # by socket
         self._unsent: set[Peer] = set()
-        self._lives: dict[int, tuple[Keyspace, Peer]] = {}  # by the pipe's reading end
-        self._last_session = 0
-        self._accepting = True
+        self.lives = Lives()
+        self._last_session, self._accepting = 0, True
+        self.heir: socket.socket | None = None  # of the next node, which takes over
         self.refused_connections = 0
 
     def poke(self) -> None:
@@ -87,14 +89,18 @@ class NodeServer:
 
     def stop(self, reason: str) -> None:
         """Ends `run`; on any thread, or in a signal handler."""
-        self._stop = reason
-        self._poked = False
+        self._stop, self._poked = reason, False
         self.poke()
 
     @property
     def stopping(self) -> bool:
         """Whether it was told to end."""
         return self._stop is not None
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Calls it on the loop's thread; for a signal handler. The last one counts."""
+        self._due, self._poked = call, False
+        self.poke()
 
     def run(self) -> None:
         """Serves until `stop`. Then no lease is granted any more, and every engine knows."""
@@ -115,6 +121,9 @@ class NodeServer:
         """Deals with what has happened; waits for something at most `wait_s`."""
         for fd, mask in self._epoll.poll(wait_s, 64):
             self._event(fd, mask)
+        if self._due is not None:
+            due, self._due = self._due, None
+            due()
         self._work.deliver()
         self._counter.deliver()
         self.keyspaces.settle()
@@ -131,7 +140,7 @@ class NodeServer:
             self._poked = False  # after the read: a poke between the two would be lost
         elif fd == self._listener.fileno():
             self._accept()
-        elif fd in self._lives:
+        elif fd in self.lives:
             self._died(fd)
         elif (peer := self._peers.get(fd)) is not None:
             if mask & select.EPOLLOUT:
@@ -160,7 +169,7 @@ class NodeServer:
         if self._uid_of(connection) != os.geteuid():
             self.refused_connections += 1
             self._refuse(peer, "this node belongs to another user", for_good=True)
-        elif len(self._peers) + len(self._lives) > 2 * MOST_CLIENTS:
+        elif len(self._peers) + len(self.lives) > 2 * MOST_CLIENTS:
             self._refuse(peer, f"this node serves {MOST_CLIENTS} clients already", for_good=False)
 
     def _receive(self, peer: Peer) -> None:
@@ -258,7 +267,7 @@ class NodeServer:
             self._clock,
             wants_events=hello.wants_events,
         )
-        self._lives[life] = (found, peer)
+        self.lives.add(found, peer)
         self._epoll.register(life, 0)  # only its end is told
         self._watch(peer)
         _log.info("client %s attached", peer.name)
@@ -270,7 +279,10 @@ class NodeServer:
             self._counter.open(peer)
             peer.frames.most_bytes = MOST_BYTES
             return
-        if what == "drain":
+        if what in ("drain", BEQUEATH):
+            if what == BEQUEATH and self.heir is None:
+                with contextlib.suppress(OSError):  # without a descriptor it gets nothing
+                    self.heir = peer.socket.dup()
             self._report(peer, '{"draining": true}')
             self.stop("drained")
             return
@@ -290,7 +302,7 @@ class NodeServer:
             "protocol": m.NEWEST_PROTOCOL,
             "uptime_s": self._clock() - self._began,
             "clients": sum(p.stage is Stage.OPEN for p in self._peers.values()),
-            "lingering": sum(p.stage is Stage.GONE for _, p in self._lives.values()),
+            "lingering": self.lives.lingering,
         }
         keyspaces = list(self.keyspaces)
         try:
@@ -355,22 +367,15 @@ class NodeServer:
         del self._peers[peer.socket.fileno()]
         self._epoll.unregister(peer.socket)
         peer.socket.close()
-        if peer.life >= 0:
-            keyspace, _ = self._lives[peer.life]
-            if peer.session is not None:
-                keyspace.mute(peer.session)
+        if peer.life >= 0 and peer.session is not None:
+            self.lives.keyspace(peer.life).mute(peer.session)
 
     def _died(self, life: int) -> None:
-        """No process is left that could touch the slots of a session.
-
-        That is asked again: an event may be of a descriptor that had the same number before.
-        """
-        try:
-            if os.read(life, _RECEIVE_BYTES):
-                return
-        except BlockingIOError:
+        """No process is left that could touch the slots of a session."""
+        ended = self.lives.over(life)
+        if ended is None:
             return
-        keyspace, peer = self._lives.pop(life)
+        keyspace, peer = ended
         self._epoll.unregister(life)
         os.close(life)
         peer.life = -1
@@ -388,9 +393,8 @@ class NodeServer:
         self._flush_all()
         for peer in list(self._peers.values()):
             self._drop(peer)
-        for life in self._lives:  # their leases stay: nothing is granted any more
-            os.close(life)
-        self._lives.clear()
+        if self.heir is None:  # leases stay, since nothing is granted any more
+            self.lives.close()
         self._epoll.close()
         self._work.stop(1.0)
         self._counter.stop(_COUNTER_S)

@@ -17,12 +17,12 @@ import msgspec
 from kvist.core.errors import ClosedError, KvistError, LeaseError, NoSpaceError, TierError
 from kvist.core.hints import Finish, Hints
 from kvist.core.keys import KEY_BYTES
-from kvist.core.lease import ReadLease, WriteLease
 from kvist.core.outcome import BlockRef, Outcome
 from kvist.node import messages as m
 from kvist.node.protocol import ProtocolError, pack_slots, split_keys
 from kvist.node.waiter import Waiter
 from kvist.node.work import SlowWork
+from kvist.store.leases import TieredReadLease, TieredWriteLease
 from kvist.store.tiered import TieredStore
 
 MOST_LEASES = 4096  # of one session
@@ -37,7 +37,7 @@ class _Reading:
     """A read lease, and what the engine knows of it."""
 
     number: int
-    lease: ReadLease
+    lease: TieredReadLease
     pending: list[int]
 
 
@@ -57,7 +57,7 @@ class Session:
     send: Callable[[m.Reply], None]
     clock: Callable[[], float]
     _reads: dict[int, _Reading] = field(default_factory=dict)
-    _writes: dict[int, WriteLease] = field(default_factory=dict)
+    _writes: dict[int, TieredWriteLease] = field(default_factory=dict)
     _pending: dict[int, _Reading] = field(default_factory=dict)
     _flushes: list[_Flushing] = field(default_factory=list)
     _items: int = 0
@@ -68,6 +68,10 @@ class Session:
     def leases(self) -> int:
         """How many leases are out."""
         return len(self._reads) + len(self._writes)
+
+    def held(self) -> list[TieredReadLease | TieredWriteLease]:
+        """The leases that are out."""
+        return [*(reading.lease for reading in self._reads.values()), *self._writes.values()]
 
     def handle(self, request: m.Request) -> None:
         """Carries out one request.
@@ -249,7 +253,7 @@ class Session:
         self._last_lease += 1
         return self._last_lease
 
-    def _slot_of(self, lease: ReadLease, i: int, outcome: Outcome) -> int:
+    def _slot_of(self, lease: TieredReadLease, i: int, outcome: Outcome) -> int:
         if outcome is not Outcome.HIT:
             return m.NO_SLOT
         return lease.slot(i) // self.store.arena.slot_bytes

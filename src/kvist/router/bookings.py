@@ -170,9 +170,8 @@ class HeldBlocks:
 
     def leading(self, keys: Sequence[Key]) -> int:
         """How many of the first `keys` are held."""
-        count = 0
-        for key in keys:
-            if key not in self._counts:
-                break
-            count += 1
-        return count
+        counts = self._counts
+        for count, key in enumerate(keys):
+            if key not in counts:
+                return count
+        return len(keys)

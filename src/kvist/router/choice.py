@@ -36,6 +36,9 @@ class Selected:
         reuse: prefix that is counted on.
         queue_s: until the prompt begins.
         serve_s: load and prefill.
+        handover_s: from there to the first token, where another goes on.
+        lacking_tokens: whose KV is handed over.
+        split: where the prompt is computed and why, if that was a question (`splitting.py`).
     """
 
     prefill: Candidate
@@ -43,11 +46,14 @@ class Selected:
     reuse: Prefix
     queue_s: float
     serve_s: float
+    handover_s: float = 0.0
+    lacking_tokens: int = 0
+    split: str = ""
 
     @property
     def ttft_s(self) -> float:
         """Predicted seconds to the first token."""
-        return self.queue_s + self.serve_s
+        return self.queue_s + self.serve_s + self.handover_s
 
 
 def select(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> Selected | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from kvist.core.keys import Key
 from kvist.cost.decode import DecodeTimes
+from kvist.cost.learner import WARM_UP
 from kvist.cost.prefill import PrefillTimes
 from kvist.router.admission import Admission, Limits, Rule
 from kvist.router.bookings import Work
@@ -28,6 +29,8 @@ from kvist.router.policies.kvist import DEFAULTS, Settings
 from kvist.router.protocol import Ask, Choice, Refused
 from kvist.router.replicas import Replica, Speeds, View
 from kvist.router.sessions import Sessions
+from kvist.router.splitting import HandoverTimes, Splitting, place
+from kvist.router.splitting import Rule as SplitRule
 
 _NO_REPLICA_RETRY_S = 5.0
 _LEAST_DECODE_S = 1e-3
@@ -35,13 +38,17 @@ _LEAST_DECODE_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What of a router can be set; see `config.RouterConfig`."""
+    """What of a router can be set; see `config.RouterConfig`.
+
+    Without `splitting` every prompt goes to a replica that prefills, if there are such.
+    """
 
     policy: str = "kvist"
     kvist: Settings = DEFAULTS
     admission: Rule = Rule.NONE
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
     hold_s: float = 1.0
+    splitting: Splitting | None = None
     expire_s: float = EXPIRES_S
 
 
@@ -51,7 +58,9 @@ class _Booking:
     prefill: Replica
     decode: Replica
     work: Work
+    lacking_tokens: int  # that `decode` needs of what is computed elsewhere
     tokens: int = 0  # of output
+    handed_s: float | None = None  # when another replica than `decode` had computed the prompt
     stretch: Stretch | None = None  # once the first token is there
 
     @property
@@ -79,6 +88,8 @@ class KvistRouter:
         self._prefixes = prefixes
         self._learner = prefixes if isinstance(prefixes, LearnsChoices) else None
         self._hold_s = setting.hold_s
+        self._splitting = setting.splitting
+        self._handovers = HandoverTimes((setting.splitting or Splitting()).tokens_per_s)
         self._policy_name = setting.policy
         self._policy = make_policy(setting.policy, stream, speeds.block_tokens, setting.kvist)
         self._decode_times = Groups(_LEAST_DECODE_S)
@@ -100,13 +111,12 @@ class KvistRouter:
             if self._learner is not None:
                 self._learner.expire(now_s)
             keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
-            selected = select(self._policy, ask, self._views(ask, keys, now_s))
+            selected = self._select(ask, self._views(ask, keys, now_s))
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
             decode = self._replicas[selected.decode.name]
-            refused = self._admission.at_door(
-                ask, selected.queue_s, selected.serve_s, decode, now_s
-            )
+            serve_s = selected.serve_s + selected.handover_s
+            refused = self._admission.at_door(ask, selected.queue_s, serve_s, decode, now_s)
             return refused or self._book(ask, selected, now_s)
 
     def has_room(self, now_s: float) -> bool:
@@ -117,19 +127,36 @@ class KvistRouter:
         """
         with self._lock:
             count = len(self._replicas)
-            able = [r for r in self._replicas.values() if r.open and r.role != "decode"]
+            able = [r for r in self._replicas.values() if r.open and self._prefills(r)]
             return not able or any(
                 r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= self._hold_s
                 for r in able
             )
 
     def joins(self, booking: int) -> Refused | None:
-        """Judges a disaggregated request again, after its first token; it stays booked."""
+        """See `Router`."""
         with self._lock:
             found = self._bookings.get(booking)
             if found is None or found.prefill is found.decode:
                 return None
             return self._admission.before_decode(found.ask, found.decode)
+
+    def prefilled(self, booking: int, now_s: float, *, done: bool = True) -> None:
+        """See `Router`."""
+        with self._lock:
+            found = self._bookings.get(booking)
+            if found is None or found.prefill is found.decode or found.computed:
+                return
+            if found.handed_s is not None:
+                return
+            self._close_prefill(booking, found, now_s, done=done)
+            if done:
+                found.handed_s = now_s
+                return
+            found.prefill, work = found.decode, found.work
+            # What of it the first replica has saved is loaded: its time says nothing of computing.
+            found.work = Work(work.serve_s, work.new_tokens, work.cached_tokens, loads=True)
+            found.decode.queues(booking, found.work, now_s)
 
     def first_token(self, booking: int, now_s: float) -> None:
         """See `Router`."""
@@ -137,7 +164,10 @@ class KvistRouter:
             found = self._bookings.get(booking)
             if found is None or found.computed:
                 return
-            self._close_prefill(booking, found, now_s, done=True)
+            if found.handed_s is None:
+                self._close_prefill(booking, found, now_s, done=True)
+            else:
+                self._handovers.observe(found.lacking_tokens, now_s - found.handed_s)
             contexts = found.decode.contexts
             contexts.begin(booking, now_s)
             found.stretch = Stretch(now_s, 1, contexts.changes)
@@ -162,7 +192,7 @@ class KvistRouter:
             found = self._bookings.pop(booking, None)
             if found is None:
                 return
-            if not found.computed:
+            if not found.computed and found.handed_s is None:
                 self._close_prefill(booking, found, now_s, done=False)
             context = found.decode.contexts.remove(booking)
             found.decode.blocks.release(found.ask.keys)
@@ -242,6 +272,20 @@ class KvistRouter:
 
     # Under the lock
 
+    def _select(self, ask: Ask, views: list[View]) -> Selected | None:
+        if self._splitting is None:
+            return select(self._policy, ask, views)
+        return place(self._policy, ask, views, self._splitting, self._handovers)
+
+    def _prefills(self, replica: Replica) -> bool:
+        """Whether prompts may be computed there."""
+        if replica.role == "both":
+            return True
+        how = self._splitting
+        if how is None or how.rule is SplitRule.ALWAYS:
+            return replica.role == "prefill"
+        return replica.role == "decode" or how.rule is not SplitRule.NEVER
+
     def _views(self, ask: Ask, keys: Sequence[Key], now_s: float) -> list[View]:
         matched = self._prefixes.match(keys)
         far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)
@@ -275,8 +319,9 @@ class KvistRouter:
         self._booked_s += selected.serve_s
         self._sessions.went(ask.session, prefill.name)
         if self._learner is not None:
-            self._learner.chosen(prefill.name, ask.keys, now_s)
-        self._bookings[booking] = _Booking(ask, prefill, decode, work)
+            for name in {prefill.name: None, decode.name: None}:
+                self._learner.chosen(name, ask.keys, now_s)
+        self._bookings[booking] = _Booking(ask, prefill, decode, work, selected.lacking_tokens)
         return Choice(
             replica=decode.name,
             booking=booking,
@@ -287,6 +332,10 @@ class KvistRouter:
             prefill=None if decode is prefill else prefill.name,
             serve_s=selected.serve_s,
             hit_tiers=selected.reuse.by_tier(hit),
+            split=selected.split,
+            prefill_s=selected.queue_s + selected.serve_s
+            if prefill.speeds.prefill.observed >= WARM_UP
+            else None,
         )
 
     @staticmethod

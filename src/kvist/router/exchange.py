@@ -100,6 +100,8 @@ class OtherGateways:
 
     def load(self, replica: str) -> ReplicaLoad:
         """All others' bookings on a replica as they were reported."""
+        if not self._heard:
+            return _EMPTY
         found = [h.report.loads[replica] for h in self._heard.values() if replica in h.report.loads]
         if not found:
             return _EMPTY

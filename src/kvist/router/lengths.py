@@ -21,13 +21,14 @@ _RESCALE = 1e12
 class Distribution:
     """What values of at least `least` are like. One owner; no clock."""
 
-    __slots__ = ("_above", "_least", "_next", "_sum", "_weights", "count", "total")
+    __slots__ = ("_above", "_asked", "_least", "_next", "_sum", "_weights", "count", "total")
 
     def __init__(self, least: float = 1.0) -> None:
         self._least = least
         self._weights = [0.0] * _BUCKETS
         self._next = 1.0  # weight of the next value: grows in place of all others' fading
         self._above: list[float] | None = None  # weight from each bucket on
+        self._asked: tuple[float, float] | None = None  # the last ratio and its quantile
         self._sum = 0.0  # of values by weight
         self.count = 0
         self.total = 0.0
@@ -45,6 +46,7 @@ class Distribution:
         self.count += 1
         self._next *= 2 ** (1 / HALF_LIFE)
         self._above = None
+        self._asked = None
         if self._next > _RESCALE:
             self._weights = [weight / self._next for weight in self._weights]
             self.total /= self._next
@@ -55,6 +57,11 @@ class Distribution:
         """The value that `ratio` of all do not exceed, to 5 %; 0 where nothing was seen."""
         if not self.count:
             return 0.0
+        if self._asked is None or self._asked[0] != ratio:
+            self._asked = ratio, self._quantile(ratio)
+        return self._asked[1]
+
+    def _quantile(self, ratio: float) -> float:
         left, last = ratio * self.total, 0
         for bucket, weight in enumerate(self._weights):
             if weight:

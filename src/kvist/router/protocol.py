@@ -32,6 +32,7 @@ class Ask:
         deadline_s: monotonic time by which the first token is worth something.
         exclude: replicas that failed this request; it is not judged by admission again.
         admitted: whether it was let in before and goes on elsewhere.
+        undivided: no other replica than the one that answers may compute its prompt.
     """
 
     request: str
@@ -47,6 +48,7 @@ class Ask:
     deadline_s: float | None = None
     exclude: frozenset[str] = frozenset()
     admitted: bool = False
+    undivided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Choice:
         reason: why this one, in a few words.
         prefill: replica that computes the prompt, where that is another.
         serve_s: of `ttft_s`, load and prefill without the queue.
+        split: `local: why` or `remote: why`, where there are prefill replicas; else empty.
+        prefill_s: predicted seconds until `prefill` has computed the prompt; None where its speed
+            was never seen.
     """
 
     replica: str
@@ -72,6 +77,8 @@ class Choice:
     prefill: str | None = None
     serve_s: float = 0.0
     hit_tiers: Mapping[str, int] = field(default_factory=dict)
+    split: str = ""
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +106,19 @@ class Router(Protocol):
         """Whether a replica should get more now; yes where none could be chosen."""
         ...
 
+    def prefilled(self, booking: int, now_s: float, *, done: bool = True) -> None:
+        """The prefill replica is through with the prompt; not `done`: the other computes it.
+
+        Ignored where there is no prefill replica.
+        """
+        ...
+
+    def joins(self, booking: int) -> Refused | None:
+        """Judges a request again whose prompt another replica has computed; it stays booked."""
+        ...
+
     def first_token(self, booking: int, now_s: float) -> None:
-        """The prompt was computed. Unknown and finished bookings are ignored, here and below."""
+        """The first token came. Unknown and finished bookings are ignored, here and below."""
         ...
 
     def progress(self, booking: int, tokens: int, now_s: float) -> None:

@@ -126,9 +126,12 @@ class View:
         "_decode_s",
         "_found",
         "_keys",
+        "_load",
         "_now_s",
+        "_prefix",
         "_queue_s",
         "_replicas",
+        "_share",
         "_stays",
         "_theirs",
         "replica",
@@ -156,6 +159,9 @@ class View:
         self._decode_s = decode_s
         self._theirs = replica.others.load(replica.name)
         self._queue_s: float | None = None
+        self._prefix: Prefix | None = None
+        self._load: Load | None = None
+        self._share: tuple[float, float] | None = None  # step and chunk, in seconds
 
     @property
     def name(self) -> str:
@@ -189,11 +195,13 @@ class View:
 
     def prefix(self) -> Prefix:
         """See `Candidate`. What a booked prompt holds will have been computed by then."""
-        found, speeds = self._found, self.replica.speeds
-        held = self.replica.blocks.leading(self._keys) * speeds.block_tokens
-        hbm = max(found.hbm_tokens, held) if speeds.loading is None else found.hbm_tokens
-        own = max(found.own_tokens, held)
-        return Prefix(hbm, own, found.ssd_tokens, max(found.reachable_tokens, own))
+        if self._prefix is None:
+            found, speeds = self._found, self.replica.speeds
+            held = self._held() * speeds.block_tokens
+            hbm = max(found.hbm_tokens, held) if speeds.loading is None else found.hbm_tokens
+            own = max(found.own_tokens, held)
+            self._prefix = Prefix(hbm, own, found.ssd_tokens, max(found.reachable_tokens, own))
+        return self._prefix
 
     def serve_s(self, prefix: Prefix) -> float:
         """See `Candidate`."""
@@ -203,21 +211,27 @@ class View:
 
     def load(self) -> Load:
         """See `Candidate`."""
-        mine, theirs = self.replica, self._theirs
-        held = mine.blocks.leading(self._keys)
-        return Load(
-            requests=mine.requests + theirs.requests,
-            waiting=len(mine.queue) + theirs.waiting,
-            prefill_tokens=mine.queue.tokens + theirs.prefill_tokens,
-            blocks=len(mine.blocks) + theirs.blocks,
-            new_blocks=len(self._keys) - held,
-        )
+        if self._load is None:
+            mine, theirs = self.replica, self._theirs
+            self._load = Load(
+                requests=mine.requests + theirs.requests,
+                waiting=len(mine.queue) + theirs.waiting,
+                prefill_tokens=mine.queue.tokens + theirs.prefill_tokens,
+                blocks=len(mine.blocks) + theirs.blocks,
+                new_blocks=len(self._keys) - self._held(),
+            )
+        return self._load
+
+    def _held(self) -> int:
+        """Leading blocks that booked prompts hold."""
+        return self.replica.blocks.leading(self._keys)
 
     def _room_s(self) -> float:
         """Seconds until HBM has room: what is booked there goes at the pace of decodes."""
-        speeds, load = self.replica.speeds, self.load()
+        speeds = self.replica.speeds
         if speeds.kv_tokens is None:
             return 0.0
+        load = self.load()
         excess = (load.blocks + load.new_blocks) * speeds.block_tokens - speeds.kv_tokens
         return max(0, excess) / speeds.kv_tokens * self._decode_s
 
@@ -226,5 +240,7 @@ class View:
         speeds, live = self.replica.speeds, self.replica.contexts.live
         if speeds.step_tokens is None or not live or not prefill_s:
             return prefill_s
-        step_s = speeds.decode.decode_s(live, self.replica.contexts.live_tokens)
-        return beside_decodes_s(prefill_s, step_s, speeds.prefill.prefill_s(speeds.step_tokens, 0))
+        if self._share is None:
+            step_s = speeds.decode.decode_s(live, self.replica.contexts.live_tokens)
+            self._share = step_s, speeds.prefill.prefill_s(speeds.step_tokens, 0)
+        return beside_decodes_s(prefill_s, *self._share)

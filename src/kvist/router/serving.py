@@ -30,6 +30,8 @@ class Loading:
 
     def move_s(self, tokens: int, tier: Tier) -> float:
         """Seconds to bring the KV of `tokens` from `tier`, without the fixed overhead."""
+        if not tokens:
+            return 0.0
         blocks = tokens // self.block_tokens
         moving_s = self.times.transfer_s(tokens * self.token_bytes, tier.value)
         return moving_s + blocks * self.per_block_s
@@ -45,9 +47,9 @@ def serve_s(
     """
     hbm, own = prefix.hbm_tokens, prefix.own_tokens
     best_s = prefill.prefill_s(prompt_tokens - hbm, hbm)
-    if loading is None:
-        return best_s
     on_ssd, far = prefix.ssd_tokens, prefix.reachable_tokens
+    if loading is None or far <= own <= hbm:
+        return best_s
     load_s = loading.per_load_s
     load_s += loading.move_s(own - hbm - on_ssd, Tier.DRAM) + loading.move_s(on_ssd, Tier.SSD)
     if own > hbm:

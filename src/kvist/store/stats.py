@@ -41,6 +41,8 @@ class Counters:
     prefetch_used: int = 0
     restored: int = 0
     no_space: int = 0
+    adopted: int = 0
+    adopt_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class StoreStats:
     time-to-live. `filtered` blocks were refused by the insert filter of the tier below. Wishes that
     were `prefetch_asked` end as `prefetch_loaded` or `prefetch_dropped` (late, no room, a read came
     first, gone below); of those loaded, `prefetch_used` were read later. `restored` blocks were
-    brought back to DRAM after the start, before anyone asked.
+    brought back to DRAM after the start, before anyone asked. `adopted` blocks lay in the arena of
+    the process before this one; those that `adopt_failed` were damaged, cleared or written anew.
     """
 
     capacity_blocks: int
@@ -101,6 +104,8 @@ class StoreStats:
     prefetch_used: int
     restored: int
     no_space: int
+    adopted: int = 0
+    adopt_failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class BlockTable:
         self.detached: set[Entry] = set()
         self.dirty: OrderedDict[Entry, None] = OrderedDict()  # in commit order: parents first
         self.children: Counter[Key] = Counter()  # resident children, also of absent parents
+        self.clears = 0  # how often everything was forgotten
         self.idle = dict.fromkeys(Idle, 0)  # the count of NO is kept but means nothing
         self.ages = ages
         self.tenants = tenants
@@ -144,6 +145,14 @@ class BlockTable:
     def add(self, key: Key, parent: Key | None, slot: int, state: State, tenant: str = "") -> Entry:
         """A new entry, held once by the lease that asks for it."""
         entry = self.entries[key] = Entry(key, parent, slot, state, refs=1, tenant=tenant)
+        if self.tenants is not None:
+            self.tenants.take(entry)
+        return entry
+
+    def take_over(self, key: Key, parent: Key | None, slot: int, tenant: str) -> Entry:
+        """An entry for a slot that a former process filled; nobody sees it before `reattach`."""
+        entry = Entry(key, parent, slot, State.WRITING, refs=1, detached=True, tenant=tenant)
+        self.detached.add(entry)
         if self.tenants is not None:
             self.tenants.take(entry)
         return entry
@@ -251,6 +260,7 @@ class BlockTable:
         Returns: the keys that were resident.
         """
         keys = []
+        self.clears += 1
         entries = list(self.entries.values())
         self.entries.clear()
         self.resident.clear()

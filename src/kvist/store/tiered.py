@@ -37,6 +37,7 @@ from kvist.store.prefetch import Prefetcher, in_order
 from kvist.store.quota import Quota, Tenants
 from kvist.store.restore import Restorer
 from kvist.store.stats import BlockInfo, StoreStats
+from kvist.store.succession import Succession
 from kvist.store.table import BlockTable
 from kvist.store.writeback import WriteBack
 from kvist.tiers.dram import Arena
@@ -105,8 +106,7 @@ class TieredStore:
         )
         admits = insert_filter or AdmitAll()
         self._desk = Desk(self._table, self._outbox, clock, insert_filter=admits)
-        self._lock = self._desk.lock
-        self._clock, self._closed = clock, False
+        self._lock, self._clock, self._closed = self._desk.lock, clock, False
         self._link: LowerLink | None = None
         self._prefetcher: Prefetcher | None = None
         self._restorer: Restorer | None = None
@@ -115,6 +115,7 @@ class TieredStore:
             self._open_below(lower, lower_tier, make, io_threads, stuck_s, restore_blocks)
         queue = None if lower is None else self._loader.submit
         self._granter = Granter(self._desk, self._link, self._prefetcher, queue)
+        self.succession = Succession(self._desk, self._link)
         self.own = OwnBlocks(self._desk, self._link, self._granter, self._demand_open)
 
     def _open_below(

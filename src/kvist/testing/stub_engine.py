@@ -187,7 +187,15 @@ class _Answer:
         ]
         self._said = len(steps)
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return self._chunk(choices) | {"object": kind, "usage": self._usage()}
+        pages = {"kv_transfer_params": self._pages()}
+        return self._chunk(choices) | {"object": kind, "usage": self._usage()} | pages
+
+    def _pages(self) -> dict[str, Any] | None:
+        """Where the KV is, as vLLM's NixlConnector tells an engine that is to fetch it."""
+        if not (self._body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            return None
+        where = {"remote_engine_id": self._id, "remote_block_ids": [len(self.request.tokens)]}
+        return {"do_remote_prefill": True, "do_remote_decode": False, "tp_size": 1} | where
 
     def _choice(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
         text, last = "".join(step.text for step in steps), steps[-1]

@@ -9,6 +9,7 @@ slots are handed out again first, so an arena is only as large as it has ever be
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Self
 
 import msgspec
@@ -17,6 +18,11 @@ from kvist.core.errors import ClosedError, StoreError
 from kvist.tiers.mapping import map_shared
 
 PAGE_BYTES = 4096
+
+
+def padded(block_bytes: int) -> int:
+    """Bytes of a slot for such blocks: whole pages."""
+    return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class ArenaLocator(msgspec.Struct, frozen=True):
@@ -123,8 +129,11 @@ class Arena(ArenaMap):
     their pages exist and may be in a CPU cache.
     """
 
-    def __init__(self, capacity_bytes: int, *, slot_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, slot_bytes: int, fd: int | None = None) -> None:
         """Reserves `capacity_bytes // slot_bytes` slots; `slot_bytes` is rounded up to pages.
+
+        `fd` is the memory of another process's arena with slots of this size: it is owned from here
+        on if the sizes are right, and grows where it is smaller.
 
         Raises:
             ValueError: a size is not positive or no slot fits.
@@ -132,14 +141,15 @@ class Arena(ArenaMap):
         """
         if slot_bytes < 1:
             raise ValueError(f"slot_bytes must be positive, not {slot_bytes}")
-        slot_bytes = -(-slot_bytes // PAGE_BYTES) * PAGE_BYTES
+        slot_bytes = padded(slot_bytes)
         self.capacity_slots = capacity_bytes // slot_bytes
         if self.capacity_slots < 1:
             raise ValueError(f"no slot of {slot_bytes} bytes fits in {capacity_bytes} bytes")
         size_bytes = self.capacity_slots * slot_bytes
-        fd = os.memfd_create("kvist-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("kvist-arena", os.MFD_CLOEXEC) if fd is None else fd
         try:
-            os.ftruncate(fd, size_bytes)
+            if os.fstat(fd).st_size < size_bytes:
+                os.ftruncate(fd, size_bytes)
         except OSError:
             os.close(fd)
             raise
@@ -186,6 +196,11 @@ class Arena(ArenaMap):
         return ArenaLocator(os.getpid(), self.fd, self.size_bytes, self.slot_bytes)
 
     @property
+    def touched_slots(self) -> int:
+        """How many slots, from the first on, have ever been handed out."""
+        return self._fresh
+
+    @property
     def touched_bytes(self) -> int:
         """How much of the arena has ever been handed out."""
         return self._fresh * self.slot_bytes
@@ -205,6 +220,21 @@ class Arena(ArenaMap):
             return None
         self._used[slot] = 1
         return slot
+
+    def claim(self, slots: Collection[int], *, touched: int) -> None:
+        """Takes these very slots, of memory of which a former owner had used `touched` slots.
+
+        Raises:
+            StoreError: one is not there or named twice, or something was handed out before.
+        """
+        wanted = sorted(slots)
+        known = all(0 <= slot < self.capacity_slots for slot in wanted)
+        if self._fresh or not known or len(set(wanted)) != len(wanted):
+            raise StoreError("these slots cannot be taken")
+        self._fresh = min(max([touched, *(slot + 1 for slot in wanted[-1:])]), self.capacity_slots)
+        for slot in wanted:
+            self._used[slot] = 1
+        self._warm = [slot for slot in range(self._fresh) if not self._used[slot]]
 
     def free(self, slot: int) -> None:
         """Gives `slot` back.

@@ -88,6 +88,32 @@ def test_engines_that_run_at_once_give_the_right_tokens(
     settled(shared_node)
 
 
+def test_node_replaced_while_engines_run_keeps_what_is_in_dram(
+    engines: tuple[VllmEngine, VllmEngine], shared_node: NodeProcess, reference: Reference
+) -> None:
+    """Loads and saves are under way. Both engines go on, and find the next node, which has all."""
+    first, second = engines
+    first.reset()
+    assert first.generate(FEW, salt="upgrade").tokens == reference.of(FEW)
+    prompts = [*TREE, *MEDIUM]
+    for engine in engines:
+        engine.reset()
+        engine.send("generate", prompts=prompts, max_tokens=6, salt="", lora=None)
+    eventually(lambda: shared_node.store_stats()["leases"] > 0, BACK_S)
+    shared_node.replace()
+    for engine in engines:
+        answer = engine._reply(240.0)
+        assert answer["tokens"] == reference.of(prompts)
+        assert set(answer["finish"]) == {"length"}
+    eventually(lambda: shared_node.status()["clients"] == 2, BACK_S)
+    eventually(lambda: shared_node.store_stats()["adopted"] > 0, BACK_S)
+    second.reset()
+    before = second.loaded_tokens("dram")
+    assert second.generate(FEW, salt="upgrade").tokens == reference.of(FEW)
+    assert second.loaded_tokens("dram") > before
+    settled(shared_node)
+
+
 def test_node_killed_while_engines_run_costs_recomputing_only(
     engines: tuple[VllmEngine, VllmEngine], shared_node: NodeProcess, reference: Reference
 ) -> None:

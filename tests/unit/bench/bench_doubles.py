@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvist.bench.engine import Answer, EngineError
 from kvist.bench.participants import Participant
+from kvist.bench.runner import SINGLE_TOKENS
 from kvist.bench.samples import Kind, Machine, Phase, Result, Sample, Settings
 
 LENGTH = 1032
@@ -13,7 +14,9 @@ LENGTH = 1032
 
 def result(rounds: int = 5, lengths: Sequence[int] = (LENGTH,), flow_starts: int = 1) -> Result:
     machine = Machine("cpu", 2, 2**34, "6.1", "3.11", {"kvist": "0"}, "abc", 0.1)
-    settings = Settings(rounds, list(lengths), "m", "bfloat16", "0", 2, 512, 4, 1, flow_starts)
+    settings = Settings(
+        rounds, list(lengths), "m", "bfloat16", "0", 2, 512, 4, 1, flow_starts, flow_singles=2
+    )
     return Result("2026-01-01", machine, settings, complete=True)
 
 
@@ -21,7 +24,10 @@ def add(
     into: Result, phase: Phase, kind: Kind, name: str, times_s: Sequence[float], cached: int
 ) -> None:
     for number, took_s in enumerate(times_s):
-        tokens = into.settings.flow_prompt_tokens if kind is Kind.FLOW else LENGTH
+        tokens = {
+            Kind.FLOW: into.settings.flow_prompt_tokens,
+            Kind.FIRST: SINGLE_TOKENS,
+        }.get(kind, LENGTH)
         into.samples.append(Sample(phase, kind, name, tokens, number, took_s, cached))
 
 

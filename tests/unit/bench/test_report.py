@@ -31,6 +31,8 @@ def run() -> Result:
     add(made, Phase.FILL, Kind.COLD, KVIST, [8.2] * 5, 0)
     add(made, Phase.FLOW, Kind.FLOW, VLLM, [10.0] * 5, 0)
     add(made, Phase.FLOW, Kind.FLOW, KVIST, [10.5] * 5, 0)
+    add(made, Phase.FLOW, Kind.FIRST, VLLM, [2.0] * 5, 0)
+    add(made, Phase.FLOW, Kind.FIRST, KVIST, [2.02] * 5, 0)
     return made
 
 
@@ -79,8 +81,8 @@ def test_a_cold_request_that_found_something_counts_for_nothing(run: Result) -> 
 
 
 def test_verdicts_say_met_missed_or_not_measured(run: Result) -> None:
-    assert [v.met for v in verdicts(run)] == [True, True, True, False, None, None]
-    assert [v.met for v in verdicts(result())] == [None] * 6
+    assert [v.met for v in verdicts(run)] == [True, True, True, False, True, None, None]
+    assert [v.met for v in verdicts(result())] == [None] * 7
 
 
 def test_a_target_is_neither_met_nor_missed_after_too_few_rounds() -> None:
@@ -92,9 +94,10 @@ def test_a_target_is_neither_met_nor_missed_after_too_few_rounds() -> None:
 
 
 def test_costs_are_times_with_a_cache_over_times_without(run: Result) -> None:
-    saving, flow = costs(run)
+    saving, flow, first = costs(run)
     assert saving.ratio.value == pytest.approx(1.025)
     assert flow.ratio.value == pytest.approx(1.05)
+    assert first.ratio.value == pytest.approx(1.01)
 
 
 def test_the_engine_alone_is_compared_with_itself_where_it_was_started_more_than_once() -> None:

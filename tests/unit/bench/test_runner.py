@@ -29,6 +29,7 @@ from kvist.bench.runner import (
     PARTS,
     REUSE,
     SAVING,
+    SINGLE_TOKENS,
     Runner,
     drop_from_page_cache,
 )
@@ -96,6 +97,9 @@ def test_a_run_measures_every_kind_in_every_round_and_as_many_steps_as_announced
     for name in (KVIST, OFFLOADING):
         assert bench.count(Phase.DISK, Kind.DISK, name) == 2
     assert len(bench.result.times_s(Phase.FLOW, Kind.FLOW, KVIST, 512)) == 2
+    for name in (VLLM, KVIST):
+        singles = bench.result.times_s(Phase.FLOW, Kind.FIRST, name, SINGLE_TOKENS)
+        assert sorted(singles) == list(range(4))
     assert bench.result.flaws() == []
     assert bench.screen.count == bench.runner.steps()
 
@@ -117,6 +121,8 @@ def test_batches_are_served_by_several_processes_in_turn(tmp_path: Path) -> None
     names = [e.participant.name for e in bench.engines]
     assert names == [VLLM, KVIST, KVIST, VLLM, VLLM, KVIST]
     assert sorted(bench.result.times_s(Phase.FLOW, Kind.FLOW, KVIST, 512)) == list(range(6))
+    singles = bench.result.times_s(Phase.FLOW, Kind.FIRST, KVIST, SINGLE_TOKENS)
+    assert sorted(singles) == list(range(12))
     assert bench.screen.count == bench.runner.steps()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvist.cluster.log import EventLog, Sealed
-from kvist.cluster.record import NodeRecord, NodeState
+from kvist.cluster.record import NodeRecord, NodeState, TierSpace
 from kvist.cluster.wire import NUMBER_BYTES, Batch, decode_message, topic_of
 from kvist.core.events import KvEvent, Stored
 from kvist.core.keys import Key
@@ -34,6 +34,7 @@ def record(
     state: NodeState = NodeState.ACTIVE,
     domain: str = "",
     weight: int = 8,
+    full: bool = False,
 ) -> NodeRecord:
     return NodeRecord(
         node,
@@ -43,6 +44,7 @@ def record(
         domain=domain,
         weight=weight,
         group_blocks=4,
+        tiers=(TierSpace("ssd", 1000 if full else 0, 1000),),
     )
 
 

@@ -9,7 +9,7 @@ from kvist.cluster.follower import Ask
 from kvist.cluster.measures import measures
 from kvist.cluster.member import Member, Outbox, Settings, Space
 from kvist.cluster.membership import Timings
-from kvist.cluster.record import NodeState
+from kvist.cluster.record import NodeState, TierSpace
 from kvist.cluster.view import ClusterView
 from kvist.core.outcome import Tier
 from kvist.metrics import BY_NAME
@@ -172,3 +172,31 @@ def test_figures_have_names_that_are_declared() -> None:
     assert figures["kvist_directory_blocks"] == 1
     assert figures["kvist_cluster_nodes.active"] == 2
     assert figures["kvist_event_batches_total"] == 3
+
+
+def test_full_member_offers_what_others_hold_of_its_coldest_blocks() -> None:
+    a, b = met()
+    full = Space(0, (TierSpace("ssd", 1 << 30, 1 << 30),))
+    for n in range(16):
+        a.record(stored(n))
+    for now_s in (3.0, 4.1, 5.2):
+        a.tick(now_s, 0.0, full)
+    assert (a.own.full, a.own.weight, a.own.free_bytes) == (True, 0, 0)
+    for n in range(16):
+        b.record(stored(n))
+    deliver(b, b.tick(6.0, 0.0, ROOM), a, 6.0)
+    for now_s in (6.3, 7.4, 8.5):
+        a.tick(now_s, 0.0, full)
+    assert (a.own.free_bytes, a.own.weight > 0) == (1 << 27, True)
+    assert a.accepts(100, 1 << 20, 9.0) == 16  # a part of its capacity, whatever it offers
+    a.tick(10.0, 0.0, Space(0, full.tiers, takes=False))
+    assert (a.own.free_bytes, a.own.weight) == (0, 0)
+
+
+def test_member_with_room_accepts_all_and_one_that_drains_nothing() -> None:
+    a, _ = met()
+    roomy = Space(1 << 30, (TierSpace("ssd", 0, 1 << 30), TierSpace("dram", 1 << 20, 1 << 20)))
+    a.tick(3.0, 0.0, roomy)
+    assert (a.own.full, a.accepts(1000, 1 << 20, 3.0)) == (False, 1000)
+    a.drain()
+    assert a.accepts(1000, 1 << 20, 3.0) == 0

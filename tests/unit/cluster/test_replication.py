@@ -8,7 +8,7 @@ from small import batches, chain, key, record, stored
 
 from kvist.cluster.log import EventLog
 from kvist.cluster.record import NodeState
-from kvist.cluster.replication import Offer, Pace, Replicator, Scene
+from kvist.cluster.replication import Allowance, Offer, Pace, Replicator, Scene
 from kvist.cluster.view import ClusterView
 from kvist.core.events import Cleared, Removed, Stored
 from kvist.core.keys import Key
@@ -34,7 +34,14 @@ class Cluster:
             self.say(name)
             self.has(name)
 
-    def say(self, name: str, state: NodeState = NodeState.ACTIVE, weight: int = 8) -> None:
+    def say(
+        self,
+        name: str,
+        state: NodeState = NodeState.ACTIVE,
+        weight: int = 8,
+        *,
+        full: bool = False,
+    ) -> None:
         self.version += 1
         news = record(
             name,
@@ -42,6 +49,7 @@ class Cluster:
             state=state,
             weight=weight,
             domain=self.domains.get(name, ""),
+            full=full,
         )
         for view in self.views.values():
             view.meet(news, 0.0)
@@ -183,3 +191,109 @@ def test_blocks_in_hbm_are_no_copies_for_others() -> None:
     cluster.has("b", stored(1, tier=Tier.HBM))
     assert len(cluster.offers("a")) == 1
     assert cluster.offers("b") == []
+
+
+# -- where nobody has room ---------------------------------------------------------------------
+
+
+def nobody_takes(*names: str) -> Cluster:
+    """A cluster whose first node has twenty blocks, key(0) the coldest, that nobody takes."""
+    cluster = Cluster(*names)
+    for name in names:
+        cluster.say(name, weight=0)
+    cluster.has(names[0], *(stored(n) for n in range(20)))
+    assert cluster.offers(names[0]) == []
+    return cluster
+
+
+def test_full_node_is_offered_the_hotter_half_only() -> None:
+    cluster = nobody_takes("a", "b")
+    cluster.say("b", full=True)
+    given = [cluster.offers("a") for _ in range(3)]
+    assert offered([o for offers in given for o in offers]).keys() == {
+        key(n) for n in range(10, 20)
+    }
+
+
+def test_node_with_room_comes_before_full_ones_and_gets_cold_blocks_too() -> None:
+    cluster = nobody_takes("a", "b", "c")
+    cluster.say("b", full=True)
+    cluster.say("c")
+    given = [o for _ in range(3) for o in cluster.offers("a")]
+    assert {o.node for o in given} == {"c"}
+    assert offered(given).keys() == {key(n) for n in range(20)}
+
+
+def test_copies_that_nobody_has_room_for_are_made_up_by_full_nodes() -> None:
+    cluster = nobody_takes("a", "b", "c")
+    for name in ("a", "b", "c"):
+        cluster.views[name] = ClusterView(own=name, replicas=3)
+    for name in ("a", "b", "c"):
+        cluster.say(name, weight=0)
+    cluster.say("b", full=True)
+    cluster.say("c")
+    cluster.replicators["a"].begin_round()
+    targets: dict[Key, set[str]] = {}
+    for _ in range(4):
+        for offer in cluster.offers("a"):
+            for k in offer.keys:
+                targets.setdefault(k, set()).add(offer.node)
+    assert all(targets[key(n)] == {"c"} for n in range(10))
+    assert all(targets[key(n)] == {"b", "c"} for n in range(10, 20))
+
+
+def test_block_that_was_read_is_hot_again() -> None:
+    cluster = nobody_takes("a", "b")
+    cluster.has("a", stored(0, tier=Tier.SSD), Removed((key(0),), Tier.DRAM), stored(0))
+    cluster.say("b", full=True)
+    given = [o for _ in range(3) for o in cluster.offers("a")]
+    assert key(0) in offered(given)
+    assert key(1) not in offered(given)
+
+
+def test_what_is_found_on_disk_at_the_start_is_no_hotter_than_its_place() -> None:
+    cluster = Cluster("a", "b")
+    cluster.say("b", full=True)
+    cluster.has("a", *(stored(n, tier=Tier.SSD) for n in range(20)))
+    given = [o for _ in range(4) for o in cluster.offers("a")]
+    assert offered(given).keys() == {key(n) for n in range(10, 20)}
+
+
+def test_node_that_drains_offers_everything_to_full_nodes_too() -> None:
+    cluster = nobody_takes("a", "b")
+    cluster.say("b", full=True)
+    cluster.say("a", NodeState.DRAINING, weight=0)
+    given = [o for _ in range(3) for o in cluster.offers("a", draining=True)]
+    assert offered(given).keys() == {key(n) for n in range(20)}
+
+
+def test_node_yields_its_coldest_blocks_as_far_as_others_hold_them() -> None:
+    cluster = nobody_takes("a", "b", "c")
+    yields = []
+    for n in (None, 0, 1):  # an eighth of twenty blocks are those from 0 to 2
+        if n is not None:
+            cluster.has("b", stored(n))
+        cluster.replicators["a"].begin_round()
+        for _ in range(2):
+            cluster.offers("a")
+        yields.append(cluster.replicators["a"].yielding)
+    assert yields == [0.0, 0.0, 2 / 3]
+
+
+def test_copies_in_the_own_domain_are_no_reason_to_yield() -> None:
+    cluster = Cluster("a", "b", domains={"a": "r", "b": "r"})
+    for name in ("a", "b"):
+        cluster.has(name, *(stored(n) for n in range(16)))
+    for _ in range(3):
+        cluster.offers("a")
+    assert cluster.replicators["a"].yielding == 0.0
+
+
+def test_allowance_is_a_part_of_the_capacity_each_minute() -> None:
+    allowance = Allowance(Pace(), 0.0)
+    assert allowance.take(100, 1, 640, 0.0) == 10
+    assert allowance.take(100, 1, 640, 0.0) == 0
+    assert allowance.take(100, 1, 640, 30.0) == 5
+    assert allowance.take(3, 1, 640, 1000.0) == 3
+    assert allowance.take(100, 1, 640, 1000.0) == 7  # what is not taken does not add up
+    assert Allowance(Pace(), 0.0).take(5, 100, 640, 0.0) == 1  # a small node takes one now and then

@@ -65,7 +65,7 @@ def make_store(tier: DictTier) -> Iterator[MakeStore]:
     made: list[TieredStore] = []
 
     def make(blocks: int = 8, **options: Any) -> TieredStore:
-        arena = Arena(blocks * PAGE_BYTES, slot_bytes=RAW_BYTES)
+        arena = Arena(blocks * PAGE_BYTES, slot_bytes=RAW_BYTES, fd=options.pop("fd", None))
         lower = options.pop("lower", tier)
         policy = options.pop("policy", LeafLru())
         options.setdefault("breaker", fast_breaker)

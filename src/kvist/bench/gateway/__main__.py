@@ -36,12 +36,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=default.rounds, help="rounds of requests")
     parser.add_argument("--requests", type=int, default=default.requests, help="in each round")
     parser.add_argument("--streams", type=int, default=default.streams, help="idle streams")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="read prompts with this model's tokenizer"
+    )
     args = parser.parse_args(argv)
-    settings = Settings(rounds=args.rounds, requests=args.requests, streams=args.streams)
+    reads = args.tokenizer.name if args.tokenizer else ""
+    settings = Settings(
+        rounds=args.rounds, requests=args.requests, streams=args.streams, tokenizer=reads
+    )
     machine = describe_machine()
     try:
-        found = measure(settings, lambda line: print(line, file=sys.stderr))
-    except BenchError as error:
+        found = measure(
+            settings, lambda line: print(line, file=sys.stderr), tokenizer=args.tokenizer
+        )
+    except (BenchError, TimeoutError) as error:
         print(f"kvist.bench.gateway: {error}", file=sys.stderr)
         return 2
     if args.json:

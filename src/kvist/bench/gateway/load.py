@@ -9,11 +9,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvist.bench.gateway.processes import BenchError
 
 _FIRST = b'"content":"'
 _DONE = b"data: [DONE]"
+_SERVED = b"HTTP/1.1 200 "
+_SAID_BYTES = 400
 _LIMIT_S = 60.0
 _CONNECTING = 64
 _PROMPT_CHARS = 1000
@@ -22,12 +25,26 @@ _PROMPT_CHARS = 1000
 def request_bytes(
     *, tokens: int, prompt_chars: int = _PROMPT_CHARS, logprobs: bool = False
 ) -> bytes:
-    """A streamed chat, as bytes on the wire."""
+    """A streamed chat with a stub, as bytes on the wire."""
     text = ("a question of some length " * (prompt_chars // 26 + 1))[:prompt_chars]
-    fields = {"model": "stub", "messages": [{"role": "user", "content": text}], "stream": True}
-    fields |= {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "logprobs": logprobs}
-    body = json.dumps(fields).encode()
+    return chat_bytes("stub", text, tokens=tokens, logprobs=logprobs)
+
+
+def chat_bytes(model: str, text: str, *, tokens: int, name: str = "", **fields: Any) -> bytes:
+    """A streamed greedy chat of exactly `tokens` tokens, as bytes on the wire.
+
+    Args:
+        model: as the engine calls it.
+        text: of the only message.
+        tokens: of the answer.
+        name: of the request, for logs.
+        fields: more of the body.
+    """
+    asked = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True}
+    asked |= {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, **fields}
+    body = json.dumps(asked).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"X-Request-Id: {name}\r\n" if name else ""
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -57,6 +74,8 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Looks for the first token, which is the first text that is not empty, and the end."""
         seen = self._tail + data
+        if not self._tail and not data.startswith(_SERVED[: len(data)]):
+            self._fail(f"it was not served: {data[:_SAID_BYTES]!r}")
         if not self.first.done():
             place = seen.find(_FIRST)
             while place >= 0 and seen[place + len(_FIRST) :].startswith(b'"'):  # the role's
@@ -69,9 +88,12 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It broke, if something is still waited for."""
+        self._fail(f"a stream broke; it ended: {self._tail!r}")
+
+    def _fail(self, why: str) -> None:
         for waited in (self.first, self.end):
             if not waited.done():
-                waited.set_exception(BenchError(f"a stream broke; it ended: {self._tail!r}"))
+                waited.set_exception(BenchError(why))
                 waited.exception()  # looked at: who left early does not wait for it
 
     def send(self, data: bytes) -> None:
@@ -100,12 +122,17 @@ async def connected(port: int) -> AsyncIterator[Stream]:
         stream.close()
 
 
-async def timed(port: int, request: bytes) -> Timing:
-    """One stream on a connection of its own, read to its end."""
+async def timed(port: int, request: bytes, limit_s: float = _LIMIT_S) -> Timing:
+    """One stream on a connection of its own, read to its end.
+
+    Raises:
+        BenchError: it was not served, or broke.
+        TimeoutError: it took longer than `limit_s`.
+    """
     async with connected(port) as stream:
         began_s = time.perf_counter()
         stream.send(request)
-        async with asyncio.timeout(_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             first_s, end_s = await stream.first, await stream.end
     return Timing(first_s - began_s, end_s - began_s)
 

@@ -1,4 +1,4 @@
-"""An engine without a model and a gateway before it, each a process on a core of its own."""
+"""An engine without a model and a gateway before it, each a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,11 @@ class Process:
     port: int
     pid: int
 
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
     def rss_bytes(self) -> int:
         """Memory that is resident now."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
@@ -42,9 +47,9 @@ class Process:
 
 
 @contextmanager
-def engine(*options: str, core: int) -> Iterator[Process]:
-    """A stub engine."""
-    with _started(["-m", "kvist.testing.stub_engine", *options], core) as process:
+def engine(*options: str, core: int | None = None) -> Iterator[Process]:
+    """A stub engine, on one core if that is said."""
+    with _started(["-m", "kvist.testing.stub_engine", *options], core, None) as process:
         yield process
 
 
@@ -52,19 +57,17 @@ def engine(*options: str, core: int) -> Iterator[Process]:
 def storm(blocks_per_s: float, core: int) -> Iterator[Process]:
     """Somebody who publishes KV events as fast as many engines together."""
     options = [f"--blocks-per-s={blocks_per_s}"]
-    with _started(["-m", "kvist.bench.gateway.storm", *options], core) as process:
+    with _started(["-m", "kvist.bench.gateway.storm", *options], core, None) as process:
         yield process
 
 
 @contextmanager
 def gateway(
-    engine: Process, *options: str, core: int, events: Process | None = None
+    urls: Sequence[str], *options: str, core: int | None = None, log: Path | None = None
 ) -> Iterator[Process]:
-    """A gateway in front of one engine, whose events, if any, another process publishes."""
-    url = f"http://127.0.0.1:{engine.port}"
-    heard = "" if events is None else f"?events=tcp://127.0.0.1:{events.port}"
-    command = ["-m", "kvist.cli.main", "gateway", f"{url}{heard}", "--set=block_tokens=16"]
-    with _started([*command, "--listen=127.0.0.1:0", "--quiet", *options], core) as process:
+    """A gateway in front of engines; `log` gets its lines of requests, else there are none."""
+    command = ["-m", "kvist.cli.main", "gateway", *urls, "--listen=127.0.0.1:0", *options]
+    with _started([*command, *(() if log else ("--quiet",))], core, log) as process:
         yield process
 
 
@@ -75,14 +78,16 @@ def cores() -> tuple[int, int]:
 
 
 @contextmanager
-def _started(arguments: Sequence[str], core: int) -> Iterator[Process]:
-    """A Python process on one core, which prints its port at the end of its first line."""
+def _started(arguments: Sequence[str], core: int | None, log: Path | None) -> Iterator[Process]:
+    """A Python process, which prints its port at the end of its first line."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("KVIST_")}
-    child = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=env
-    )
+    with log.open("ab") if log else nullcontext() as stderr:
+        child = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env
+        )
     try:
-        os.sched_setaffinity(child.pid, {core})
+        if core is not None:
+            os.sched_setaffinity(child.pid, {core})
         assert child.stdout is not None
         line = child.stdout.readline().strip()
         if not line:

@@ -7,6 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
     streams: int = 10_000
     stalled: int = 10
     blocks_per_s: float = 20_000.0  # of events that come in meanwhile
+    tokenizer: str = ""  # of the model whose prompts are read; none: nobody reads them
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -96,43 +98,66 @@ class Outcomes(msgspec.Struct):
         return statistics.median(r.gateway_p99_s - r.direct_p99_s for r in self.added)
 
 
-def measure(settings: Settings, tell: Callable[[str], None]) -> Outcomes:
+def measure(
+    settings: Settings, tell: Callable[[str], None], *, tokenizer: Path | None = None
+) -> Outcomes:
     """Runs all; `tell` gets a line now and then.
+
+    Args:
+        tokenizer: folder of the model whose tokenizer reads the prompts.
 
     Raises:
         BenchError: a process did not start, or a stream broke.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Two descriptors of the gateway for each stream.
+    descriptors = raise_descriptors(2 * settings.streams + _SPARE_DESCRIPTORS)
     found = Outcomes(settings)
     ours, theirs = cores()
     pace = f"--token-s={settings.token_s}"
-    with engine(pace, core=theirs) as stub, gateway(stub, core=ours) as front:
+    reads = [f"--set=gateway.tokenizer={tokenizer}"] if tokenizer else []
+    with engine(pace, core=theirs) as stub, gateway([stub.url], *reads, core=ours) as front:
         for number in range(settings.rounds):
             found.added.append(asyncio.run(_added(settings, stub, front, number)))
             tell(f"overhead: round {number + 1} of {settings.rounds}")
+    blocks = "--set=block_tokens=16"
     with (
         engine(pace, core=theirs) as stub,
         storm(settings.blocks_per_s, core=theirs) as events,
-        gateway(stub, core=ours) as deaf,
-        gateway(stub, core=ours, events=events) as front,
+        gateway([stub.url], blocks, core=ours) as deaf,
+        gateway([f"{stub.url}?events=tcp://127.0.0.1:{events.port}"], blocks, core=ours) as front,
     ):
         tell(f"{settings.blocks_per_s:.0f} blocks of events a second")
         found.hearing = asyncio.run(_hearing(settings, deaf, front))
-    # Two descriptors of the gateway for each stream.
-    streams = min(settings.streams, (hard - _SPARE_DESCRIPTORS) // 2)
+    streams = min(settings.streams, (descriptors - _SPARE_DESCRIPTORS) // 2)
+    if streams < settings.streams:
+        tell(f"a process may have {descriptors} descriptors only: fewer streams than asked for")
     with (
         engine(f"--token-s={_LONG_S}", core=theirs) as stub,
         gateway(
-            stub, *(f"--set=gateway.timeouts.{t}={_LONG_S}" for t in _WAITS), core=ours
+            [stub.url], *(f"--set=gateway.timeouts.{t}={_LONG_S}" for t in _WAITS), core=ours
         ) as front,
     ):
         tell(f"memory: {streams} idle streams")
         found.idle = asyncio.run(_idle(front, streams))
-    with engine(core=theirs) as stub, gateway(stub, core=ours) as front:
+    with engine(core=theirs) as stub, gateway([stub.url], core=ours) as front:
         tell("others while some clients read nothing")
         found.slow = asyncio.run(_slow(settings, stub, front))
     return found
+
+
+def raise_descriptors(needed: int) -> int:
+    """Lets this process and its children have `needed` descriptors, if it may; how many they may.
+
+    Only root goes beyond the hard limit.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (max(needed, hard), hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        except (ValueError, OSError):
+            continue
+        return limit
+    return hard
 
 
 async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:

@@ -9,25 +9,6 @@ from typing import Any
 from kvist.bench.quality.blend_report import FULL, PREFIX_ONLY
 from kvist.bench.quality.report import size_ratio
 from kvist.bench.quality.samples import BlendRow, CodecRow, Result
-from kvist.core.errors import ConfigError
-
-SUFFIXES = (".png", ".svg")
-
-
-def check_plot(path: Path) -> None:
-    """Whether a plot can be drawn into `path`, before anything is measured.
-
-    Raises:
-        ConfigError: it is of another kind, or matplotlib is not installed.
-    """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} is neither .png nor .svg", path="--plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "matplotlib is not installed", path="--plot", remedy="pip install 'kvist[plot]'"
-        ) from error
 
 
 def draw(result: Result, path: Path) -> None:

@@ -105,6 +105,7 @@ class KvistConnector(KVConnectorBase_V1):
                 enabled=loads,
                 min_tokens=knobs.min_load_tokens,
                 deadline_s=self._config.store.read_deadline_s,
+                handover_s=knobs.handover_s,
             ),
             SaveKnobs(
                 enabled=knobs.save and transfer.is_kv_producer,

@@ -53,6 +53,7 @@ class LoadKnobs:
     enabled: bool
     min_tokens: int
     deadline_s: float
+    handover_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -189,8 +190,8 @@ class Loads:
                 count //= 2
         return None
 
-    def wait_for_arrival(self, timeout_s: float) -> None:
-        """Waits until some request's blocks are all in DRAM.
+    def wait_for_arrival(self, timeout_s: float) -> bool:
+        """Waits until some request's blocks are all in DRAM; false if none is waited for.
 
         The scheduler's thread sleeps here while the store's threads read. In a step it would spin
         for the workers' answer and take the interpreter lock from them.
@@ -198,7 +199,8 @@ class Loads:
         for load in self._offered.values():
             if not load.lease.ready():
                 load.lease.wait(len(load.lease) - 1, timeout_s=timeout_s)
-                return
+                return True
+        return False
 
     # -- once it has ------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from kvist.node.client import NodeStore
 from kvist.store.tiered import TieredStore
 from kvist.tiers.dram import Arena, ArenaLocator, ArenaMap
 from kvist.tiers.protocol import Sampled
-from kvist.tiers.warmer import Warmer
+from kvist.tiers.warmer import GiveWay, Warmer
 
 
 def worker_side(
@@ -62,15 +62,16 @@ def worker_side(
     isa = _cpu_isa(facts, tensors[0], vllm_config) if on_cpu else None
     region = region_of(tensors[0], facts, rank_heads(facts.layout, rank, facts.tp_size), isa)
     cpus = copy_cpus() if on_cpu else None
+    give_way = GiveWay()
     if on_cpu:
-        care_for(tensors, cpus)
+        care_for(tensors, cpus, give_way)
     threads = (len(cpus) if cpus else 1) if copy_threads == "auto" else int(copy_threads)
 
     def make_mover(locator: ArenaLocator) -> Mover:
         arena: ArenaMap = Arena.join(locator)
         if on_cpu:
             mover = CpuMover(arena, caches, facts, rank, region, threads)
-            Warmer(arena, lambda: mover.used_bytes, cpus=cpus).start()
+            Warmer(arena, lambda: mover.used_bytes, cpus=cpus, give_way=give_way).start()
             return mover
         return TorchMover(arena, caches, facts, rank)  # maps the whole arena for the device
 
@@ -82,6 +83,7 @@ def worker_side(
         cpus=cpus,
         early_loads=on_cpu,
         watch=watch,
+        give_way=give_way,
         make_blender=blender_maker(caches, facts, vllm_config, region) if blend else None,
     )
 

@@ -115,7 +115,7 @@ class Saves:
 
     def _worth(self, seq: Sequence, keys: Seq[Key], blocks: range) -> range:
         """The first of `blocks` that are worth a copy; if none is, none is offered again."""
-        if self.knobs.all_blocks:
+        if self.knobs.all_blocks or seq.must_save:
             return blocks
         new = keys[blocks.start : blocks.stop]
         worth = self.reuse.worth_saving(new, self.save_ratio())

@@ -17,13 +17,16 @@ from kvist.connectors.recorder import TraceRecorder
 from kvist.connectors.vllm.blends import Blends
 from kvist.connectors.vllm.engine_facts import EngineFacts
 from kvist.connectors.vllm.event_feed import EventFeed
+from kvist.connectors.vllm.handovers import Handovers
 from kvist.connectors.vllm.loads import LoadKnobs, Loads
 from kvist.connectors.vllm.messages import StepPlan, StepReport
 from kvist.connectors.vllm.saves import SaveKnobs, Saves
 from kvist.connectors.vllm.sequences import (
     Scopes,
     Sequence,
+    handed_tokens_of,
     hints_of,
+    must_save,
     new_chain,
     session_of,
     tenant_of,
@@ -69,6 +72,8 @@ class SchedulerSide:
         geometry, world, tally = facts.geometry, facts.world_size, self.tally
         size = facts.layout.block_bytes
         self._loads = Loads(store, geometry, load, size, world, tally, self._job, appraiser)
+        most_s = load.handover_s if load.enabled else 0.0
+        self._handovers = Handovers(store, geometry, appraiser, most_s, tally, clock)
         ratio = appraiser.save_ratio
         self._saves = Saves(store, geometry, save, world, feed, tally, self._job, ratio)
         self._blends = blend(tally, self._job) if blend is not None else None
@@ -79,7 +84,12 @@ class SchedulerSide:
             seed = self._scopes.seed(request)
             chain = new_chain(request, seed, self._facts.geometry.block_tokens)
             self._live[request.request_id] = Sequence(
-                request, chain, tenant=tenant_of(request), arrived_s=self._clock()
+                request,
+                chain,
+                tenant=tenant_of(request),
+                arrived_s=self._clock(),
+                must_save=must_save(request),
+                handed_tokens=handed_tokens_of(request),
             )
 
     def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
@@ -90,6 +100,8 @@ class SchedulerSide:
             self._saves.asked(seq)
         if seq is None or request.skip_reading_prefix_cache:
             return 0, False
+        if self._handovers.waits(seq, computed_tokens):
+            return None, False
         if self._blends is not None:
             self._blends.marks(seq, computed_tokens)
             answer = self._try_blend(self._blends, seq, computed_tokens)
@@ -142,8 +154,9 @@ class SchedulerSide:
         self.fallback.guard("plan saves", lambda: self._offer_saves(output, done), default=None)
         idle = output.total_num_scheduled_tokens == 0
         if idle:
-            if self._blends is None or not self._blends.wait_for_arrival(_NAP_S):
-                self._loads.wait_for_arrival(_NAP_S)
+            blending = self._blends is not None and self._blends.wait_for_arrival(_NAP_S)
+            if not blending and not self._loads.wait_for_arrival(_NAP_S):
+                self._handovers.nap()
         else:
             self._loads.computing()
         released = self._saves.released()
@@ -216,6 +229,7 @@ class SchedulerSide:
         seq = self._live.pop(req_id, None)
         if seq is None:
             return False
+        self._handovers.forget(req_id)
         if self._blends is not None and self._blends.abandon(req_id):
             return False
         if self._loads.abandon(req_id):

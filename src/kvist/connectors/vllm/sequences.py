@@ -17,6 +17,8 @@ from kvist.native import chain_keys, digest
 TENANT_PARAM = "kvist.tenant"
 FINISH_PARAM = "kvist.finish"  # `tool_use`, `end_turn` or `sub_agent`
 SESSION_PARAM = "kvist.session"  # what a recorded trace groups requests by
+SAVE_PARAM = "kvist.save"  # true: its blocks are for another engine, whoever has asked for them
+COMPUTED_PARAM = "kvist.computed"  # tokens of the prompt that another engine has computed
 _MAX_TENANT_CHARS = 64
 
 
@@ -36,6 +38,8 @@ class Sequence:
     indexed: int = 0  # blocks whose text can be found
     tainted_from: int | None = None  # from this token on the engine's own hit is blended KV
     blended_from: int | None = None  # from this token on its KV is blended, or will be
+    must_save: bool = False  # all its blocks are saved, likely to be asked for or not
+    handed_tokens: int = 0  # that another engine computed and that may still be waited for
 
     def clean_tokens(self, tokens: int) -> int:
         """How many of the first `tokens` have KV that a pass over the whole prompt gives."""
@@ -83,6 +87,17 @@ def session_of(request: Any) -> str:
     """The conversation that a client says a request belongs to; empty if it says nothing."""
     named = _told(request, SESSION_PARAM)
     return named if isinstance(named, str) else ""
+
+
+def must_save(request: Any) -> bool:
+    """Whether a request computes a prompt for another engine."""
+    return _told(request, SAVE_PARAM) is True
+
+
+def handed_tokens_of(request: Any) -> int:
+    """Tokens of a request's prompt that another engine is said to have computed."""
+    told = _told(request, COMPUTED_PARAM)
+    return min(told, request.num_prompt_tokens) if type(told) is int and told > 0 else 0
 
 
 def hints_of(request: Any) -> Hints:

@@ -18,6 +18,7 @@ from kvist.connectors.vllm.copier import Copier, JobKind, Mover
 from kvist.connectors.vllm.messages import BlendJob, BlendNote, CopyJob, StepPlan, StepReport
 from kvist.core.errors import LeaseError
 from kvist.tiers.dram import ArenaLocator
+from kvist.tiers.warmer import GiveWay
 
 log = logging.getLogger("kvist.vllm")
 
@@ -88,6 +89,7 @@ class WorkerSide:
 
     `make_mover` maps the arena and may fail: then every copy fails, which is a recompute.
     `fence` is called after a forward pass is launched and returns what a save must wait for.
+    `give_way` is told of every step.
     `make_blender` maps the arena as `make_mover` does; `None` where nothing is blended.
     """
 
@@ -99,11 +101,12 @@ class WorkerSide:
         cpus: set[int] | None,
         early_loads: bool,
         watch: StopWatch | None = None,
+        give_way: GiveWay | None = None,
         make_blender: MakeBlender | None = None,
     ) -> None:
         self.fallback = Fallback()
         self._movers, self._fence = ArenaMovers(make_mover), fence
-        self._watch = watch or HostWatch()
+        self._watch, self._give_way = watch or HostWatch(), give_way or GiveWay()
         self._cpus, self._early_loads = cpus, early_loads
         self._copier: Copier | None = None
         self._make_blender = make_blender
@@ -117,6 +120,7 @@ class WorkerSide:
     def begin_step(self, plan: StepPlan) -> None:
         """Orders for this step have arrived; the forward pass has not begun."""
         self._plan = plan
+        self._give_way.begin()
         self._open_copier()
         if self._early_loads:
             self._start_loads()
@@ -153,6 +157,7 @@ class WorkerSide:
                 self._movers.retire()
         sent, self._plan.release = set(self._plan.release), []
         received, self._received = self._received, set()
+        self._give_way.end()
         return sent, received
 
     def unloaded_pages(self) -> set[int]:

@@ -80,8 +80,8 @@ class Intake:
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 
-    def take(self, fingerprint: bytes, offer: m.Offer) -> int:
-        """Takes what there is room for, and says how much that is; nothing for a closed keyspace.
+    def take(self, fingerprint: bytes, offer: m.Offer, *, most: int) -> int:
+        """Takes what there is room for, `most` at most; says how much. A closed keyspace has none.
 
         Raises:
             ProtocolError: numbers of keys, parents and tenants do not agree.
@@ -97,7 +97,7 @@ class Intake:
         with self._changed:
             room = MOST_WAITING - sum(len(wanted) for wanted in self._wanted.values())
             wanted = self._wanted.setdefault(fingerprint, {})
-            taken = 0 if self._stopping else min(room, len(keys))
+            taken = 0 if self._stopping else min(room, most, len(keys))
             for key, parent, tenant in list(zip(keys, parents, tenants, strict=True))[:taken]:
                 above = None if parent == m.NO_PARENT else parent
                 block = BlockRef(key, above, tenant)

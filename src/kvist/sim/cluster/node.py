@@ -9,10 +9,11 @@ from kvist.cluster.discovery.memory import Board, MemoryDiscovery
 from kvist.cluster.log import Sealed
 from kvist.cluster.member import Member, Settings, Space
 from kvist.cluster.placement import FULL_WEIGHT_BYTES
-from kvist.cluster.record import NodeRecord, NodeState, next_incarnation
+from kvist.cluster.record import NodeRecord, NodeState, TierSpace, next_incarnation
 from kvist.cluster.replication import Offer
 from kvist.cluster.wire import NUMBER_BYTES, Batch, decode_message, topic_of
 from kvist.core.keys import Key
+from kvist.core.outcome import Tier
 from kvist.sim.cluster.messages import Asked, Fetch, Found, Message, Missing
 from kvist.sim.cluster.network import Network
 from kvist.sim.cluster.parts import Parts
@@ -131,7 +132,9 @@ class SimNode:
             self._discover_s = now_s + _DISCOVERY_S
             self._discovery.announce(member.own, ttl_s=_TTL_S)
             member.discovered(self._discovery.members(), now_s)
-        space = Space(max(0, self.storage.free_blocks) * FULL_WEIGHT_BYTES)
+        free, most = max(0, self.storage.free_blocks), self.storage.capacity_blocks
+        used = TierSpace(Tier.SSD.value, *(n * FULL_WEIGHT_BYTES for n in (most - free, most)))
+        space = Space(free * FULL_WEIGHT_BYTES, (used,))
         out = member.tick(now_s, now_s, space)
         for sealed in out.batches:
             self._publish(sealed, member.own.incarnation)
@@ -246,10 +249,14 @@ class SimNode:
             if judge.quiet:
                 judge.violated(f"{offer.source} offers to {self.name}, which {_NO}")
             return
-        for key in offer.keys:
-            if len(self._reads) >= min(_FETCHES, self.storage.free_blocks):
+        full = self.member.own.full
+        most = self.member.accepts(len(offer.keys), FULL_WEIGHT_BYTES, now_s)
+        room = _FETCHES if full else min(_FETCHES, self.storage.free_blocks)
+        for i, key in enumerate(offer.keys):
+            if i >= most or len(self._reads) >= room:
                 judge.count("offers.refused")
             elif key not in self.storage:
+                judge.count("exchanges" if full else "copies")
                 self._try(_Read(key, [offer.source], 0.0, ""), now_s)
 
     def _answer(self, asked: Asked, now_s: float) -> None:

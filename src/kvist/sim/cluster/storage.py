@@ -30,6 +30,11 @@ class Storage:
         self._parents: dict[Key, Key | None] = {}
 
     @property
+    def capacity_blocks(self) -> int:
+        """Blocks that fit in."""
+        return self._dram_blocks + self._ssd_blocks
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that can be taken without losing one."""
         return self._dram_blocks + self._ssd_blocks - len(self._dram) - len(self._ssd)

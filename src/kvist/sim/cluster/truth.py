@@ -80,12 +80,16 @@ def _tiers(tiers: frozenset[Tier]) -> str:
 def _judge_copies(
     running: Mapping[str, SimNode], truth: Contents, replicas: int, judge: Judge
 ) -> None:
-    """Every block is in enough domains, unless no node with room is in another one."""
+    """Every block is in enough domains, unless no node with room is in another one.
+
+    What a full node takes in exchange is judged elsewhere: it takes hot blocks only, and few.
+    """
     records: dict[str, NodeRecord] = {}
     for name, node in running.items():
         assert node.member is not None
         records[name] = node.member.own
-    takers = [r for r in records.values() if r.state is NodeState.ACTIVE and r.weight > 0]
+    active = [r for r in records.values() if r.state is NodeState.ACTIVE and r.weight > 0]
+    takers = [r for r in active if not r.full]
     placement = Placement(takers, replicas=replicas)
     holders: dict[Key, list[str]] = {}
     for name, blocks in truth.items():

@@ -217,7 +217,7 @@ def _settings(plan: Plan) -> Settings:
         most_batches=plan.most_batches,
         timings=Timings(beat_s=3.0, suspect_s=7.0, expire_s=11.0, forget_s=60.0),
         limits=Limits(most_keys=1 << 14, patience=Patience(0.3, 0.6, 3.0, most_held=16)),
-        pace=Pace(looks=12, offers=16, fetch_s=3.0, again_s=8.0),
+        pace=Pace(12, 16, fetch_s=3.0, again_s=8.0, exchange_divisor=16, exchange_s=8.0),
     )
 
 

@@ -9,7 +9,8 @@ plans use are learned from the loads themselves by `TransferTimes`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -127,7 +128,7 @@ class Loader:
             per_load_s=self._spec.store.per_load_s,
             per_block_s=self._spec.store.per_block_s,
         )
-        match = Match(tuple(source.tier for source in sources))
+        match = Match(tuple([source.tier for source in sources]))
         decision = plan_load(match, costs, self._spec.store.overlap)
         if policy is LoadPolicy.ALWAYS:
             decision = dataclasses.replace(
@@ -150,8 +151,8 @@ class Loader:
         self._open[sequence] = (load, ready, done)
         store, costs = self._store, self._spec.store
         groups: dict[tuple[Tier, int], list[int]] = {}
-        for number, source in enumerate(plan.sources):
-            groups.setdefault((source.medium, source.node), []).append(number)
+        for source, begin, past in _runs(plan.sources):
+            groups.setdefault((source.medium, source.node), []).extend(range(begin, past))
         fixed_s = costs.per_load_s
         for numbers in groups.values():
             source = plan.sources[numbers[0]]
@@ -197,9 +198,9 @@ class Loader:
         counts: dict[str, int] = {}
         if isinstance(load, Load):
             blocks = None if load.open else load.arrived_blocks
-            for source in load.plan.sources[:blocks]:
+            for source, begin, past in _runs(load.plan.sources[:blocks]):
                 tier = source.tier.value
-                counts[tier] = counts.get(tier, 0) + self._store.block_tokens
+                counts[tier] = counts.get(tier, 0) + (past - begin) * self._store.block_tokens
         return counts
 
     def _links(self, reader: int, source: Source) -> list[Link]:
@@ -302,3 +303,12 @@ class Loader:
         for key in self._keys(sequence, part):
             if pool is not None:
                 pool.unpin(key)
+
+
+def _runs(sources: Seq[Source]) -> Iterator[tuple[Source, int, int]]:
+    """Neighbours of one source together, with their first number and the one past their last."""
+    first = 0
+    for _, run in itertools.groupby(sources, key=id):
+        past = first + sum(1 for _ in run)
+        yield sources[first], first, past
+        first = past

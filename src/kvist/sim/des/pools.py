@@ -53,12 +53,11 @@ class HbmPool:
 
     def matched(self, keys: Sequence[Key]) -> int:
         """How many of the first `keys` are there."""
-        refs, count = self._refs, 0
-        for key in keys:
+        refs = self._refs
+        for count, key in enumerate(keys):
             if key not in refs:
-                break
-            count += 1
-        return count
+                return count
+        return len(keys)
 
     def hold(self, keys: Iterable[Key]) -> None:
         """Takes a reference to blocks that are there."""

@@ -38,6 +38,7 @@ class Source:
 
 
 _Entered = list[tuple[Tier, list[Key]]]  # blocks on their way into a pool
+_Holders = dict[Key, dict[int, None]]  # nodes by block, in order of coming
 
 
 def path_seeds(spec: ClusterSpec) -> dict[str, PathSpeed]:
@@ -49,6 +50,18 @@ def path_seeds(spec: ClusterSpec) -> dict[str, PathSpeed]:
         Tier.SSD.value: PathSpeed(links.ssd_latency_s + links.host_latency_s, disk),
         Tier.REMOTE.value: PathSpeed(links.nic_latency_s, spec.nic_bytes_per_s()),
     }
+
+
+class _Places:
+    """Sources on one node, for itself and for others; each is one object: a plan names hundreds."""
+
+    __slots__ = ("far_dram", "far_ssd", "own_dram", "own_ssd")
+
+    def __init__(self, node: int) -> None:
+        self.own_dram = Source(Tier.DRAM, Tier.DRAM, node)
+        self.own_ssd = Source(Tier.SSD, Tier.SSD, node)
+        self.far_dram = Source(Tier.REMOTE, Tier.DRAM, node)
+        self.far_ssd = Source(Tier.REMOTE, Tier.SSD, node)
 
 
 class NodeStore:
@@ -97,7 +110,9 @@ class Store:
         self.dropped_blocks = 0
         self._kernel = kernel
         self._network = network
-        self._holders: dict[Tier, dict[Key, dict[int, None]]] = {Tier.DRAM: {}, Tier.SSD: {}}
+        self._dram_holders: _Holders = {}
+        self._ssd_holders: _Holders = {}
+        self._places = [_Places(node.index) for node in self.nodes]
         self._trace = trace
         self._make_pools(Tier.DRAM, spec.store.dram)
         self._make_pools(Tier.SSD, spec.store.ssd)
@@ -127,7 +142,7 @@ class Store:
                 node.ssd = pool
 
     def _pool(self, medium: Tier, tier: TierSpec, blocks: int, node: int | None) -> TierPool:
-        holders = self._holders[medium]
+        holders = self._held_on(medium)
 
         def gone(key: Key) -> None:
             found = holders.get(key)
@@ -140,18 +155,22 @@ class Store:
 
         return TierPool(contender(tier.policy, self._trace, blocks), blocks, gone)
 
+    def _held_on(self, medium: Tier) -> _Holders:
+        return self._dram_holders if medium is Tier.DRAM else self._ssd_holders
+
     def locate(self, key: Key, node: int, near: int = -1) -> Source | None:
         """The nearest place of a block for `node`; of peers, `near` if it is one that has it."""
-        on_dram, on_ssd = (self._holders[m].get(key) for m in (Tier.DRAM, Tier.SSD))
+        on_dram, on_ssd = self._dram_holders.get(key), self._ssd_holders.get(key)
         if on_dram and node in on_dram:
-            return Source(Tier.DRAM, Tier.DRAM, node)
+            return self._places[node].own_dram
         if on_ssd and node in on_ssd:
-            return Source(Tier.SSD, Tier.SSD, node)
+            return self._places[node].own_ssd
         if self.scope is Scope.LOCAL:
             return None
-        for medium, found in ((Tier.DRAM, on_dram), (Tier.SSD, on_ssd)):
-            if found:
-                return Source(Tier.REMOTE, medium, near if near in found else next(iter(found)))
+        if on_dram:
+            return self._places[near if near in on_dram else next(iter(on_dram))].far_dram
+        if on_ssd:
+            return self._places[near if near in on_ssd else next(iter(on_ssd))].far_ssd
         return None
 
     def match(self, node: int, keys: Seq[Key], first: int) -> list[Source]:
@@ -172,7 +191,7 @@ class Store:
         Returns:
             All of them, and how many are on its SSD only.
         """
-        dram, ssd = self._holders[Tier.DRAM], self._holders[Tier.SSD]
+        dram, ssd = self._dram_holders, self._ssd_holders
         count, on_ssd = first, 0
         for key in itertools.islice(keys, first, None):
             if node not in dram.get(key, ()):
@@ -184,8 +203,11 @@ class Store:
 
     def reachable_blocks(self, keys: Seq[Key]) -> int:
         """Blocks from the root that stand in a tier of any node."""
-        dram, ssd = self._holders[Tier.DRAM], self._holders[Tier.SSD]
-        return sum(1 for _ in itertools.takewhile(lambda k: k in dram or k in ssd, keys))
+        dram, ssd = self._dram_holders, self._ssd_holders
+        for count, key in enumerate(keys):
+            if key not in dram and key not in ssd:
+                return count
+        return len(keys)
 
     def save(self, sequence: Sequence, loaded: frozenset[Key]) -> None:
         """Offers the blocks of a prompt that was computed; `loaded` came through DRAM."""
@@ -201,9 +223,9 @@ class Store:
             if node.open_writes < MAX_OPEN_WRITES:
                 to_ssd = node.ssd.offer(keys, sequence.hints, now_s)
             else:
-                on_ssd = self._holders[Tier.SSD]
+                on_ssd = self._ssd_holders
                 self.dropped_blocks += sum(key not in on_ssd for key in keys)
-        on_dram = self._holders[Tier.DRAM]
+        on_dram = self._dram_holders
         here = [k for k in dict.fromkeys((*to_dram, *to_ssd))
                 if k not in loaded and node.index not in on_dram.get(k, ())]  # fmt: skip
         if not here:
@@ -238,7 +260,7 @@ class Store:
         node.saves[flow] = entered
 
     def _arrived(self, node: NodeStore, medium: Tier, keys: list[Key]) -> None:
-        pool, holders = node.pool(medium), self._holders[medium]
+        pool, holders = node.pool(medium), self._held_on(medium)
         if pool is None:
             return
         for key in keys:
@@ -257,7 +279,7 @@ class Store:
                         pool.lost(key)
         node.saves.clear()
         node.open_writes = 0
-        for medium, holders in self._holders.items():
+        for medium, holders in ((Tier.DRAM, self._dram_holders), (Tier.SSD, self._ssd_holders)):
             pool = node.pool(medium)
             if pool is not None:
                 pool.drop([key for key, found in holders.items() if index in found])

@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvist import __version__
 from kvist.core.errors import ConfigError, KvistError
 from kvist.sim.des.report import Report
+from kvist.sim.plots import check_plot
 from kvist.sim.reproduce.outcome import Outcome
 from kvist.sim.reproduce.page import write_section
 from kvist.sim.routing.gateways import study as gateways_study
 from kvist.sim.routing.overload import rates_study, rules_study
-from kvist.sim.routing.plot import check_plot, draw
-from kvist.sim.routing.policies import SIZES
+from kvist.sim.routing.page import MARK, with_section
+from kvist.sim.routing.plot import draw
+from kvist.sim.routing.policies import POLICIES, SIZES, PolicyRow, rows
 from kvist.sim.routing.policies import study as policies_study
 from kvist.sim.routing.setting import SEED, Run
 from kvist.sim.routing.study import Study, run_all
@@ -73,6 +77,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="compare policies on the first N requests of each trace (default: all)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the tables of policies into that page"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the swing (.png, .svg)")
     return parser
 
@@ -108,6 +115,11 @@ def _check(args: argparse.Namespace, wanted: Sequence[Study]) -> None:
         check_plot(args.plot)
         if _RULES not in [study.name for study in wanted]:
             raise ConfigError(f"draws the study {_RULES!r}", path="--plot", remedy="run it, too")
+    if args.page is not None:
+        if POLICIES not in [study.name for study in wanted]:
+            raise ConfigError(f"shows the study {POLICIES!r}", path="--page", remedy="run it, too")
+        if MARK not in args.page.read_text():
+            raise ConfigError(f"{args.page} does not say where the tables belong", path="--page")
     for file in sorted({run.traffic.file for study in wanted for run in study.runs}):
         if not (args.traces / file).is_file():
             raise ConfigError(f"{args.traces / file} is not there", path="--traces")
@@ -115,13 +127,19 @@ def _check(args: argparse.Namespace, wanted: Sequence[Study]) -> None:
 
 def _run(args: argparse.Namespace, wanted: Sequence[Study]) -> int:
     outcomes: list[Outcome] = []
+    compared: list[PolicyRow] = []
+    runs_of = {study.name: study.runs for study in wanted}
     for outcome, results in run_all(wanted, args.traces, _progress):
         outcomes.append(outcome)
+        if outcome.name == POLICIES:
+            compared = rows(runs_of[POLICIES], results)
         print(write_section(outcome), flush=True)
         if args.plot is not None and outcome.name == _RULES:
             draw(results, args.plot)
         if args.json is not None:
-            args.json.write_text(json.dumps(_record(outcomes), indent=1) + "\n")
+            args.json.write_text(json.dumps(_record(outcomes, compared), indent=1) + "\n")
+    if args.page is not None:
+        args.page.write_text(with_section(args.page.read_text(), compared))
     return 0 if all(outcome.holds for outcome in outcomes) else _FAILED
 
 
@@ -130,7 +148,7 @@ def _progress(run: Run, report: Report, seconds: float) -> None:
     print(f"{run.label}: {found} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
-def _record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _record(outcomes: Sequence[Outcome], compared: Sequence[PolicyRow]) -> dict[str, Any]:
     return {
         "kvist": __version__,
         "seed": SEED,
@@ -146,6 +164,7 @@ def _record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             }
             for outcome in outcomes
         ],
+        "policies": msgspec.to_builtins(compared),
     }
 
 

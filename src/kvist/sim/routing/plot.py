@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvist.core.errors import ConfigError
 from kvist.sim.routing.overload import RULES, overload_run
 from kvist.sim.routing.study import Results
 from kvist.sim.routing.swing import swing
 
-SUFFIXES = (".png", ".svg")
 _SHOWN_S = slice(600, 1500)  # of the run, so that single swings are seen
-
-
-def check_plot(path: Path) -> None:
-    """Whether a plot can be drawn into `path`, before anything is simulated.
-
-    Raises:
-        ConfigError: it is of another kind, or matplotlib is not installed.
-    """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} is neither .png nor .svg", path="--plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "matplotlib is not installed", path="--plot", remedy="pip install 'kvist[plot]'"
-        ) from error
 
 
 def draw(results: Results, path: Path) -> None:

@@ -4,22 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kvist.sim.des.report import Report
 from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.reproduce.outcome import Claim, Figure, Outcome, Unit
 from kvist.sim.routing.setting import ALL_TRAFFIC, BASE_NODES, Run, Traffic
 from kvist.sim.routing.study import Results, Study
 
-# What others route by, and Mooncake's Algorithm 1, which Kvist's own policy extends.
-OTHERS = (
-    RouterKind.ROUND_ROBIN,
-    RouterKind.LEAST_LOADED,
-    RouterKind.POWER_OF_TWO,
-    RouterKind.PREFIX,
-    RouterKind.DYNAMO,
-)
-SHOWN = (*OTHERS, RouterKind.CACHE_AWARE, RouterKind.KVIST)
+OTHERS = tuple(router for router in RouterKind if router is not RouterKind.KVIST)
+SHOWN = tuple(RouterKind)
 SIZES = (BASE_NODES, 64)
+POLICIES = "policies"  # name of the study
+
+
+class PolicyRow(msgspec.Struct, frozen=True):
+    """One policy on one traffic; what is measured as in `Report`."""
+
+    traffic: str
+    nodes: int
+    policy: str
+    requests: int
+    ttft_s_mean: float
+    ttft_s_p90: float
+    goodput_rps: float
+    hit_ratio: float
+
+
+def rows(runs: Sequence[Run], results: Results) -> list[PolicyRow]:
+    """The runs of `study` as rows, in their order."""
+    return [_row(run, results[run]) for run in runs]
+
+
+def _row(run: Run, report: Report) -> PolicyRow:
+    return PolicyRow(
+        run.traffic.name,
+        run.nodes,
+        run.router.value,
+        report.requests,
+        report.ttft_s.mean,
+        report.ttft_s.p90,
+        report.goodput_rps,
+        report.hit_ratio,
+    )
 
 
 def study(sizes: Sequence[int] = SIZES, requests: int | None = None) -> Study:
@@ -29,7 +56,7 @@ def study(sizes: Sequence[int] = SIZES, requests: int | None = None) -> Study:
         requests: only so many of each trace's first; None for all.
     """
     runs = [Run(t, r, n, requests=requests) for t in ALL_TRAFFIC for n in sizes for r in SHOWN]
-    return Study("policies", runs, lambda results: _conclude(results, sizes, requests))
+    return Study(POLICIES, runs, lambda results: _conclude(results, sizes, requests))
 
 
 def _conclude(results: Results, sizes: Sequence[int], requests: int | None) -> Outcome:
@@ -41,7 +68,7 @@ def _conclude(results: Results, sizes: Sequence[int], requests: int | None) -> O
             figures += _figures(traffic, nodes, found)
             claims += _claims(traffic, nodes, found)
     return Outcome(
-        name="policies",
+        name=POLICIES,
         title="Choosing the replica",
         source="public traces, this simulator",
         setting="Replicas that prefill in chunks and decode, with a cache in HBM and 3 M tokens of "

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvist.bench.quality.page import page
-from kvist.bench.quality.plot import check_plot, draw, frontier
+from kvist.bench.quality.plot import draw, frontier
 from kvist.bench.quality.samples import BlendRow, CodecRow, Result, Settings, read
 from kvist.bench.samples import Machine
 from kvist.core.errors import ConfigError
+from kvist.sim.plots import check_plot
 
 SETTINGS = Settings(
     model="m|m",

@@ -14,6 +14,7 @@ from kvist.connectors.vllm.copier import JobKind, Moved, Mover
 from kvist.connectors.vllm.messages import BlendJob, BlendNote, CopyJob, StepPlan, StepReport
 from kvist.connectors.vllm.worker_side import HostWatch, WorkerSide, no_fence
 from kvist.tiers.dram import ArenaLocator
+from kvist.tiers.warmer import GiveWay
 
 LOAD = CopyJob(1, "a", (0, 100), ((5, 6), (SKIP_PAGE, 7)))
 SAVE = CopyJob(2, "b", (200,), ((8,),))
@@ -109,6 +110,29 @@ def test_refused_promise_is_reported_with_its_pages(side: WorkerSide) -> None:
     """The scheduler side sends no slots for pages that it promised and cannot fill."""
     side.begin_step(StepPlan(arena=ARENA, loads=[CopyJob(3, "c", (), (), lost=(4, 5))]))
     assert until_received(side) == ({"c"}, {4, 5})
+
+
+def test_background_work_gives_way_from_the_beginning_of_a_step_to_its_end(
+    mover: ListedMover,
+) -> None:
+    told: list[str] = []
+
+    class Watched(GiveWay):
+        def begin(self) -> None:
+            told.append("begin")
+
+        def end(self) -> None:
+            told.append("end")
+
+    side = WorkerSide(
+        lambda _arena: mover, no_fence, cpus=None, early_loads=True, give_way=Watched()
+    )
+    side.begin_step(StepPlan(arena=ARENA))
+    side.after_forward()
+    assert told == ["begin"]
+    side.finished(set())
+    assert told == ["begin", "end"]
+    side.close()
 
 
 def test_saves_start_only_after_the_forward_pass(side: WorkerSide, mover: ListedMover) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.routing.__main__ import main, studies
-from kvist.sim.routing.policies import OTHERS
+from kvist.sim.routing.page import MARK, with_section
+from kvist.sim.routing.policies import OTHERS, SHOWN, PolicyRow
+from kvist.sim.routing.setting import ALL_TRAFFIC
 
 
 def test_every_study_is_run_and_written(
@@ -30,7 +34,24 @@ def test_every_study_is_run_and_written(
 def test_runs_that_studies_share_are_done_once(traces: Path) -> None:
     wanted = [run for study in studies((4,)) for run in study.runs]
     assert len(set(wanted)) < len(wanted)
-    assert len(OTHERS) == 5
+
+
+def test_kvist_is_held_against_every_other_policy() -> None:
+    assert {*OTHERS, RouterKind.KVIST} == set(RouterKind) == set(SHOWN)
+
+
+def test_the_tables_go_into_the_page(traces: Path, tmp_path: Path) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "r.json"
+    page.write_text(f"# Text\n\n{MARK}\n\nold figures\n")
+    options = ["--only", "policies", "--nodes", "2", "--requests", "12"]
+    main(["--traces", str(traces), *options, "--json", str(file), "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith(f"# Text\n\n{MARK}\n\n**conversation, 2 replicas**, 12 requests\n")
+    assert "old figures" not in text
+    assert text.count("| `kvist` |") == len(ALL_TRAFFIC)
+    kept = msgspec.convert(json.loads(file.read_text())["policies"], list[PolicyRow])
+    assert len(kept) == len(ALL_TRAFFIC) * len(SHOWN)
+    assert with_section(text, kept) == text
 
 
 def test_the_swing_is_drawn(traces: Path, tmp_path: Path) -> None:
@@ -51,6 +72,8 @@ def test_the_swing_is_drawn(traces: Path, tmp_path: Path) -> None:
         (["--traces", "nowhere"], "is not there"),
         (["--plot", "x.pdf"], "neither .png nor .svg"),
         (["--plot", "x.png", "--only", "overload"], "run it, too"),
+        (["--page", "x.md", "--only", "overload"], "run it, too"),
+        (["--page", "/dev/null"], "does not say where the tables belong"),
     ],
 )
 def test_bad_input_is_one_line(

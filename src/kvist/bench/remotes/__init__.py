@@ -1,0 +1,1 @@
+"""What the remotes move, beside their plain clients."""

@@ -1,0 +1,46 @@
+"""The comparison of policies as tables of a page of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvist.sim.routing.policies import PolicyRow
+
+MARK = (
+    "<!-- Below: written by `python -m kvist.sim.routing --page` from "
+    "bench/results/routing_sim.json. -->"
+)
+_HEADS = ("policy", "mean TTFT", "p90", "goodput", "tokens not computed")
+
+
+def with_section(page: str, rows: Sequence[PolicyRow]) -> str:
+    """A page with what stands behind `MARK` written anew.
+
+    Raises:
+        ValueError: it has no such mark.
+    """
+    before, mark, _ = page.partition(MARK)
+    if not mark:
+        raise ValueError("the page does not say where the figures belong")
+    return f"{before}{MARK}\n\n" + "\n".join(_tables(rows))
+
+
+def _tables(rows: Sequence[PolicyRow]) -> Iterator[str]:
+    for traffic, nodes in dict.fromkeys((row.traffic, row.nodes) for row in rows):
+        these = [row for row in rows if (row.traffic, row.nodes) == (traffic, nodes)]
+        yield f"**{traffic}, {nodes} replicas**, {these[0].requests:,} requests\n"
+        yield "| " + " | ".join(_HEADS) + " |"
+        yield "|" + "---|" * len(_HEADS)
+        for row in sorted(these, key=lambda row: row.ttft_s_mean):
+            yield "| " + " | ".join(_cells(row)) + " |"
+        yield ""
+
+
+def _cells(row: PolicyRow) -> tuple[str, ...]:
+    return (
+        f"`{row.policy}`",
+        f"{row.ttft_s_mean:.2f} s",
+        f"{row.ttft_s_p90:.2f} s",
+        f"{row.goodput_rps:.3f} /s",
+        f"{row.hit_ratio:.1%}",
+    )
