@@ -156,10 +156,17 @@ def ask(url: str, path: str, body: object = None) -> Any:
         return json.load(answer)
 
 
+def figure(url: str, name: str) -> float:
+    """A value of `/metrics`."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_S) as page:
+        lines = page.read().decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
 def test_engines_node_and_gateway_start_together_and_end_together(
     fleet: Callable[..., Fleet], env: dict[str, str]
 ) -> None:
-    running = fleet("--replicas", "2")
+    running = fleet("--replicas", "2", "--set", f"gateway.peers.listen=tcp://127.0.0.1:{free_port()}")
     told = running.ready()
     assert (told["state"], told["prefill"], len(told["replicas"])) == ("ready", [], 2)
     assert ask(told["url"], "/v1/completions", ASKED)["usage"]["completion_tokens"] == 8
@@ -170,6 +177,8 @@ def test_engines_node_and_gateway_start_together_and_end_together(
 
     eventually(lambda: shown() == dict.fromkeys(told["replicas"], ("both", True)))
     assert Path(told["socket"]).is_socket()
+    # the node tells the gateway what it holds
+    eventually(lambda: figure(told["url"], "kvist_event_batches_total") > 0)
     running.process.send_signal(signal.SIGINT)
     code, out, err = running.end()
     assert (code, err.splitlines()[-1]) == (0, "kvist: stopped")

@@ -205,5 +205,5 @@ def test_gateway_without_peers_tells_nobody() -> None:
     sets = ["gateway.replicas=http://127.0.0.1:1", "gateway.listen=127.0.0.1:0"]
     gateway, listener = open_gateway(load_config(env={}, sets=sets).config)
     listener.close()
-    gateway.prompts.close()
+    gateway.close()
     assert gateway.peers is None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvist.cli.serve_checks import option_value
 from kvist.config import EventsConfig
-from kvist.node.place import Place, default_socket, engine_endpoints
+from kvist.core.errors import ConfigError
+from kvist.node.place import Place, engine_endpoints
 
 _OURS = "--kv-events-config"
 _RANKS = ("--data-parallel-size", "-dp")  # each rank would need an endpoint of its own
@@ -16,15 +19,19 @@ _RANKS = ("--data-parallel-size", "-dp")  # each rank would need an endpoint of 
 def events_args(config: EventsConfig, port: int, vllm_args: Sequence[str]) -> list[str]:
     """Options of vLLM that have it publish; none where somebody has said what it publishes.
 
-    Raises:
-        ConfigError: the folder of the endpoints is open to other users.
+    Nor are there any where this user has no folder for the endpoints: that is said on stderr, and
+    the engine serves all the same.
     """
     ranks = any(option_value(vllm_args, name) not in (None, "1") for name in _RANKS)
     if not config.enabled or ranks or option_value(vllm_args, _OURS) is not None:
         return []
     if any(arg.startswith(f"{_OURS}.") for arg in vllm_args):  # vLLM takes its fields one by one
         return []
-    Place(default_socket()).make_folder()
     events, replay = engine_endpoints(port)
+    try:
+        Place(Path(events.removeprefix("ipc://"))).make_folder()
+    except (ConfigError, OSError) as error:
+        print(f"kvist: no gateway hears this engine: {error}", file=sys.stderr)
+        return []
     wanted = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}
     return [_OURS, json.dumps(wanted | {"replay_endpoint": replay})]

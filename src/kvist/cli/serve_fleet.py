@@ -152,8 +152,7 @@ def _check_gateway(config: Config, first_port: int) -> None:
     tried = replace(config.gateway, replicas=engine, disaggregation=pools)
     gateway, listener = open_gateway(replace(config, gateway=tried))
     listener.close()
-    gateway.prompts.close()
-    gateway.tracer.close()
+    gateway.close()
 
 
 def _gpus(an_engine: int, pools: Pools) -> tuple[str, ...]:

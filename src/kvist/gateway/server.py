@@ -80,6 +80,13 @@ class Gateway:
                 found |= part.measures()
         return found
 
+    def close(self) -> None:
+        """Lets go of what it was made with. Nothing of it may be running; idempotent."""
+        self.prompts.close()
+        self.tracer.close()
+        if self.peers is not None:
+            self.peers.close()
+
     def events_of(self, replica: str) -> str:
         """What is known of a replica by its events; see `Hearing.state`."""
         return self.hearing.state(replica) if self.hearing is not None else "silent"
@@ -129,8 +136,6 @@ async def serve(
             server.close()
             await http.shutdown(_CLOSE_S)
             await replicas.stop()
-            gateway.prompts.close()
-            gateway.tracer.close()
 
 
 def roles_of(gateway: Gateway) -> dict[str, str]:
@@ -145,11 +150,11 @@ async def _beside(gateway: Gateway) -> AsyncIterator[None]:
     """Hears engines, nodes and other gateways, and tells these, while the body runs."""
     hearing, peers = gateway.hearing, gateway.peers
     async with AsyncExitStack() as stack:
+        stack.callback(gateway.close)
         if hearing is not None:
             hearing.start()
             stack.push_async_callback(asyncio.to_thread, hearing.close)
         if peers is not None:
-            stack.callback(peers.close)
             told = asyncio.create_task(peers.run(asyncio.get_running_loop().time))
             stack.push_async_callback(_ended, told)
         yield

@@ -31,6 +31,7 @@ from kvist.launch.spec import (
     HostOrders,
     HostReport,
     for_node,
+    heard_by_gateway,
 )
 from kvist.node import control
 from kvist.node.place import Place, default_socket
@@ -63,6 +64,8 @@ class Host:
         self.place.make_folder()
         self._config = self.folder / "kvist.yaml"
         tree = for_node(orders)
+        if orders.front is not None:
+            tree = heard_by_gateway(tree, self.folder / "nodes")
         tree["node"] = {**tree.get("node", {}), "socket": os.fspath(self.place.socket)}
         with open(self._config, "w", opener=_private) as stream:
             yaml.safe_dump(tree, stream)

@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from kvist.core.errors import ConfigError
+from kvist.node.place import make_private
 
 _TRIED = 200
 _MOST_PORT = 65_535
@@ -41,7 +42,7 @@ class Port:
         if self._fd >= 0 and _is_free(self._host, self.number):
             return self.number
         self.release()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._folder)
         for number in range(self._first, min(self._first + _TRIED, _MOST_PORT + 1)):
             if self._reserve(number):
                 return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -162,6 +163,22 @@ def is_secret(tree: Mapping[str, Any]) -> bool:
     node = tree.get("node", {})
     files = (node.get("peers", {}).get("token_file"), node.get("cluster", {}).get("secret_file"))
     return any(files)
+
+
+def heard_by_gateway(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A configuration whose node tells the gateway of the same host what it holds.
+
+    What it says itself of peers and cluster stands.
+
+    Args:
+        folder: of the host's own, where the node leaves word of itself.
+    """
+    node = tree.get("node", {})
+    peers, cluster = node.get("peers", {}), node.get("cluster", {})
+    if cluster.get("discovery", "none") != "none" or peers.get("members"):
+        return dict(tree)
+    found = {**cluster, "discovery": "files", "folder": os.fspath(folder), "replicas": 1}
+    return {**tree, "node": {**node, "cluster": found}}
 
 
 def for_node(orders: HostOrders) -> dict[str, Any]:

@@ -39,10 +39,17 @@ def default_socket() -> Path:
 def engine_endpoints(port: int) -> tuple[str, str]:
     """Where an engine of this user that serves at `port` publishes KV events, and replays them.
 
-    Files in the folder of `default_socket`, which others cannot enter.
+    Files in a folder that others cannot enter, beside `default_socket`.
     """
-    start = f"ipc://{default_socket().parent}/engine-{port}"
+    start = f"ipc://{default_socket().parent}/engines/{port}"
     return f"{start}.events", f"{start}.replay"
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, with mode 0700."""
+    for one in (*reversed(folder.parents), folder):  # `mkdir` gives its mode to the last one only
+        if not one.is_dir():
+            one.mkdir(mode=0o700, exist_ok=True)
 
 
 class Place:
@@ -69,7 +76,7 @@ class Place:
                 remedy="choose a shorter path",
             )
         folder = self.socket.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         found = folder.stat()
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigError(

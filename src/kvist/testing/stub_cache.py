@@ -6,17 +6,18 @@ prompt from its end on, as with vLLM.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvist.cluster.log import Sealed
-from kvist.native import digest
-from kvist.node.events import EventPorts
+if TYPE_CHECKING:  # an engine that publishes nothing starts without
+    from kvist.cluster.log import Sealed
+    from kvist.node.events import EventPorts
 
 _TOPIC = b"kv@stub@model"
 
@@ -57,6 +58,8 @@ class StubCache:
         self._to_lose = 0
         self._ports: EventPorts | None = None
         if spec.events:
+            from kvist.node.events import EventPorts
+
             self._ports = EventPorts(spec.events, spec.replay or "tcp://127.0.0.1:*")
 
     @property
@@ -116,7 +119,8 @@ class StubCache:
     def _names(self, tokens: Sequence[int], width: int) -> list[bytes]:
         names, above = [], self._salt
         for first in range(0, len(tokens) - width + 1, width):
-            above = digest(above + repr(list(tokens[first : first + width])).encode())
+            words = repr(list(tokens[first : first + width])).encode()
+            above = hashlib.sha256(above + words).digest()
             names.append(above)
         return names
 
@@ -137,6 +141,8 @@ class StubCache:
     def _publish(self, events: list[dict[str, Any]]) -> None:
         if self._ports is None or not events:
             return
+        from kvist.cluster.log import Sealed
+
         sealed = Sealed(self._next, msgspec.msgpack.encode([0.0, events, 0]))
         self._next += 1
         self._buffer.append(sealed)
