@@ -20,6 +20,7 @@ from kvist.cluster.directory import Position
 from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
+from kvist.native.answer import BLOCK, HIT, MISS, POSITION
 from kvist.node.peers import messages as m
 from kvist.node.peers.wire import Buffer, Wire
 from kvist.node.protocol import split_keys
@@ -186,7 +187,7 @@ class Serving:
             if lease.wait(offset) is Outcome.HIT:
                 block, checksum = lease.buffer(offset), lease.checksum(offset)
                 self._counts.sent(block.nbytes)
-                return [m.BLOCK.pack(i, m.HIT, block.nbytes, checksum, key), block]
+                return [BLOCK.pack(i, HIT, block.nbytes, checksum, key), block]
         except (ClosedError, LeaseError) as error:
             _log.debug("a block is not sent: %s", error)  # the store closes
         self._counts.missed(busy=False)
@@ -204,6 +205,6 @@ class Serving:
         except ClosedError:
             sure = False
         if at is None or not sure:
-            return m.BLOCK.pack(i, m.MISS, 0, 0, key)
-        header = m.BLOCK.pack(i, m.MISS, m.POSITION.size, 0, key)
-        return header + m.POSITION.pack(at.incarnation, at.number)
+            return BLOCK.pack(i, MISS, 0, 0, key)
+        header = BLOCK.pack(i, MISS, POSITION.size, 0, key)
+        return header + POSITION.pack(at.incarnation, at.number)
