@@ -161,14 +161,16 @@ def raise_descriptors(needed: int) -> int:
 
 
 async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:
-    request = load.request_bytes(tokens=settings.tokens)
+    count = settings.requests
+    # No two are alike: what is kept of one prompt spares nothing of another.
+    requests = [
+        load.request_bytes(tokens=settings.tokens, seed=number * count + n) for n in range(count)
+    ]
     for port in (stub.port, front.port):
-        await load.poisson(port, request, rate_rps=settings.rate_rps, count=_WARM, seed=0)
+        await load.poisson(port, requests[:_WARM], rate_rps=settings.rate_rps, seed=0)
 
     async def run(port: int) -> load.Load:
-        return await load.poisson(
-            port, request, rate_rps=settings.rate_rps, count=settings.requests, seed=number
-        )
+        return await load.poisson(port, requests, rate_rps=settings.rate_rps, seed=number)
 
     if number % 2:
         direct = await run(stub.port)
@@ -222,16 +224,10 @@ async def _idle(front: Process, count: int) -> Idle:
 
 
 async def _slow(settings: Settings, stub: Process, front: Process) -> Slow:
-    request = load.request_bytes(tokens=settings.tokens)
+    requests = [load.request_bytes(tokens=settings.tokens)] * (settings.requests // 4)
 
     async def others(seed: int) -> load.Load:
-        return await load.poisson(
-            front.port,
-            request,
-            rate_rps=settings.rate_rps / 4,
-            count=settings.requests // 4,
-            seed=seed,
-        )
+        return await load.poisson(front.port, requests, rate_rps=settings.rate_rps / 4, seed=seed)
 
     await others(0)
     quiet, before = await others(1), front.rss_bytes()
