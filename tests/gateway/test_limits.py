@@ -164,6 +164,33 @@ def test_requests_in_flight_count_at_all_gateways_until_one_is_silent() -> None:
     pair.two.admit("", 1, 5.1)
 
 
+def test_tenants_that_did_nothing_lately_are_left_out_and_lose_nothing() -> None:
+    pair = Pair(requests_per_min=60)
+    pair.tell(0.0)
+    assert admitted(pair.one, 30, 0.0) == 30
+    for _ in range(30):
+        pair.one.leave("", 0, 0.0)
+    pair.tell(0.0)
+    said = pair.one.used(6.0, whole=False)
+    assert said == {}
+    pair.two.hear("one", said, 6.0, whole=False)
+    assert admitted(pair.one, 4, 10.0) == 4
+    pair.two.hear("one", pair.one.used(10.0, whole=False), 10.0, whole=False)
+    assert admitted(pair.two, 60, 10.0) == 60 - 30 + 10 - 4
+
+
+def test_gateway_that_was_not_heard_whole_yet_says_what_is_left() -> None:
+    """What its tenants used before is not taken a second time."""
+    pair = Pair(requests_per_min=60)
+    assert admitted(pair.one, 60, 0.0) == 60
+    for _ in range(60):
+        pair.one.leave("", 0, 0.0)
+    assert admitted(pair.one, 1, 30.0) == 1
+    pair.two.hear("one", {}, 30.0, whole=False)
+    pair.two.hear("one", pair.one.used(30.0, whole=False), 30.0, whole=False)
+    assert admitted(pair.two, 60, 30.0) == 29
+
+
 def test_only_tenants_with_a_limit_are_told_of() -> None:
     limits = TenantLimits(requests_per_min={"a": 1})
     limits.admit("a", 7, 0.0)

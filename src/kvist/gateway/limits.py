@@ -5,9 +5,10 @@ used: each keeps every bucket for all gateways together and takes out of it what
 let in. What is let in at several of them before they have heard of each other is let in by each,
 and leaves the bucket overdrawn: it is taken from the time after, so that a limit is exceeded by no
 more than what the others let in while a word was on its way, and no minute later gives more. `used`
-counts from the start of a gateway, so a lost word loses nothing. A gateway that is heard for the
-first time says how much is left: whoever believes in more takes that over. One that is silent for
-`expire_s` is forgotten, with what it has in flight.
+counts from the start of a gateway, so a lost word loses nothing. A tenant of which a gateway that
+nobody knows speaks for the first time comes with how much is left: whoever believes in more takes
+that over. A gateway that is silent for `expire_s` is forgotten, with what it has in flight. Words
+leave out tenants that did nothing for so long, but for a whole one now and then.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class _Account:
     requests: Bucket | None
     tokens: Bucket | None
     most_in_flight: int
+    changed_s: float
     in_flight: int = 0
     requests_taken: float = 0.0  # at this gateway
     tokens_taken: float = 0.0
@@ -85,6 +87,13 @@ class _Account:
     @property
     def is_limited(self) -> bool:
         return bool(self.requests or self.tokens or self.most_in_flight)
+
+    def use(self, requests: float, tokens: float, now_s: float) -> None:
+        """It was used here."""
+        self.take(requests, tokens, now_s)
+        self.requests_taken += requests
+        self.tokens_taken += tokens
+        self.changed_s = now_s
 
     def take(self, requests: float, tokens: float, now_s: float) -> None:
         """Takes out of the buckets, whoever used it."""
@@ -102,10 +111,14 @@ class _Account:
 
 @dataclass(slots=True)
 class _Other:
-    """Another gateway: what its tenants used, and when it said so."""
+    """Another gateway: what its tenants used, and when it said so.
 
-    used: Mapping[str, Used] = field(default_factory=dict)
+    `is_known`: it has named all its tenants, so one that it names anew used nothing before.
+    """
+
+    used: dict[str, Used] = field(default_factory=dict)
     at_s: float = 0.0
+    is_known: bool = False
 
 
 class TenantLimits:
@@ -143,20 +156,18 @@ class TenantLimits:
         ):
             if bucket is not None and (wait_s := bucket.wait_s(units, now_s)) > 0:
                 raise _exceeded(what, wait_s)
-        account.take(1, prompt_tokens, now_s)
-        account.requests_taken += 1
-        account.tokens_taken += prompt_tokens
+        account.use(1, prompt_tokens, now_s)
         account.in_flight += 1
 
     def leave(self, tenant: str, output_tokens: int, now_s: float) -> None:
         """A request that was let in is over and took so many tokens more."""
         account = self._account(tenant, now_s)
         account.in_flight -= 1
-        account.take(0, output_tokens, now_s)
-        account.tokens_taken += output_tokens
+        account.use(0, output_tokens, now_s)
 
-    def used(self, now_s: float) -> dict[str, Used]:
-        """What tenants with limits used here, for other gateways."""
+    def used(self, now_s: float, *, whole: bool = True) -> dict[str, Used]:
+        """What tenants with limits used here, for other gateways; not `whole`: those of late."""
+        since_s = float("-inf") if whole else now_s - self._expire_s
         return {
             tenant: Used(
                 account.requests_taken,
@@ -166,21 +177,23 @@ class TenantLimits:
                 None if account.tokens is None else account.tokens.left(now_s),
             )
             for tenant, account in self._accounts.items()
-            if account.is_limited
+            if account.is_limited and (account.in_flight or account.changed_s >= since_s)
         }
 
-    def hear(self, gateway: str, used: Mapping[str, Used], now_s: float) -> None:
-        """Takes in what tenants used at another gateway, as it says now."""
-        is_new = gateway not in self._others
+    def hear(
+        self, gateway: str, used: Mapping[str, Used], now_s: float, *, whole: bool = True
+    ) -> None:
+        """Takes in what tenants used at another gateway; `whole`: it names all that it has."""
         other = self._others.setdefault(gateway, _Other())
         for tenant, now in used.items():
             account = self._account(tenant, now_s)
-            if is_new:
+            before = other.used.get(tenant, _NOTHING if other.is_known else None)
+            if before is None:
                 account.lower(now, now_s)
-                continue
-            before = other.used.get(tenant, _NOTHING)
-            account.take(now.requests - before.requests, now.tokens - before.tokens, now_s)
-        other.used, other.at_s = used, now_s
+            else:
+                account.take(now.requests - before.requests, now.tokens - before.tokens, now_s)
+        other.used.update(used)
+        other.at_s, other.is_known = now_s, other.is_known or whole
 
     def forget_silent(self, now_s: float) -> None:
         """Drops gateways that have not been heard for `expire_s`."""
@@ -199,6 +212,7 @@ class TenantLimits:
                 Bucket(requests, now_s) if requests else None,
                 Bucket(tokens, now_s) if tokens else None,
                 in_flight,
+                now_s,
             )
         return found
 

@@ -2,7 +2,7 @@
 
     PUB ["kvist-gateway", payload]  ──► SUB of each of the others          every `every_s`
 
-A word is whole, not a change: what the sender has booked (`router/exchange.py`) and what its
+A word says what is, not what changed: what the sender has booked (`router/exchange.py`) and what its
 tenants used since its start (`limits.py`). So a lost word costs nothing but its age, and an old
 one, which its number tells, is ignored. Each start of a gateway has a name that none had before.
 Who is silent is forgotten, with all that it had booked. Nothing waits for anybody.
@@ -33,6 +33,7 @@ FORMAT = 1
 MOST_WORD_BYTES = 16 << 20
 _MOST_TAKEN = 1000  # words in one go
 _TICK_S = 0.02
+_WHOLE_S = 5.0
 _NAME_BYTES = 8
 _MOST_TENANTS = 1 << 16
 
@@ -43,10 +44,12 @@ class Word(msgspec.Struct, frozen=True):
     Attributes:
         load: what it has booked; its number orders the words.
         used: by tenant; those without a limit are left out.
+        whole: whether `used` has all tenants, not only those that did something lately.
     """
 
     load: LoadReport
     used: Annotated[dict[str, Used], Meta(max_length=_MOST_TENANTS)]
+    whole: bool = True
     format: int = FORMAT
 
 
@@ -96,7 +99,7 @@ class Peers:
         """
         self.name = secrets.token_hex(_NAME_BYTES)
         self._router, self._limits, self._every_s = router, limits, every_s
-        self._tell_s = 0.0
+        self._tell_s = self._whole_s = 0.0
         self.heard = self.refused = 0
         sockets = Sockets(secret)
         self._said: Any = sockets.server(zmq.PUB, listen) if listen else None
@@ -128,9 +131,14 @@ class Peers:
 
     def tell(self, now_s: float) -> None:
         """Says what holds now."""
-        if self._said is not None:
-            word = Word(self._router.report(self.name, now_s), self._limits.used(now_s))
-            send(self._said, [TOPIC, _encoder.encode(word)])
+        if self._said is None:
+            return
+        whole = now_s >= self._whole_s
+        if whole:
+            self._whole_s = now_s + _WHOLE_S
+        used = self._limits.used(now_s, whole=whole)
+        word = Word(self._router.report(self.name, now_s), used, whole)
+        send(self._said, [TOPIC, _encoder.encode(word)])
 
     def hear(self, now_s: float) -> None:
         """Takes in all that has come; what cannot be read, or is old, is counted."""
@@ -171,5 +179,5 @@ class Peers:
         if word.format != FORMAT or not self._router.hear(word.load, now_s):
             self.refused += 1
             return
-        self._limits.hear(word.load.gateway, word.used, now_s)
+        self._limits.hear(word.load.gateway, word.used, now_s, whole=word.whole)
         self.heard += 1
