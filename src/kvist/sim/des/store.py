@@ -110,8 +110,8 @@ class Store:
         self.dropped_blocks = 0
         self._kernel = kernel
         self._network = network
-        self._on_dram: _Holders = {}
-        self._on_ssd: _Holders = {}
+        self._dram_holders: _Holders = {}
+        self._ssd_holders: _Holders = {}
         self._places = [_Places(node.index) for node in self.nodes]
         self._trace = trace
         self._make_pools(Tier.DRAM, spec.store.dram)
@@ -156,11 +156,11 @@ class Store:
         return TierPool(contender(tier.policy, self._trace, blocks), blocks, gone)
 
     def _held_on(self, medium: Tier) -> _Holders:
-        return self._on_dram if medium is Tier.DRAM else self._on_ssd
+        return self._dram_holders if medium is Tier.DRAM else self._ssd_holders
 
     def locate(self, key: Key, node: int, near: int = -1) -> Source | None:
         """The nearest place of a block for `node`; of peers, `near` if it is one that has it."""
-        on_dram, on_ssd = self._on_dram.get(key), self._on_ssd.get(key)
+        on_dram, on_ssd = self._dram_holders.get(key), self._ssd_holders.get(key)
         if on_dram and node in on_dram:
             return self._places[node].own_dram
         if on_ssd and node in on_ssd:
@@ -191,7 +191,7 @@ class Store:
         Returns:
             All of them, and how many are on its SSD only.
         """
-        dram, ssd = self._on_dram, self._on_ssd
+        dram, ssd = self._dram_holders, self._ssd_holders
         count, on_ssd = first, 0
         for key in itertools.islice(keys, first, None):
             if node not in dram.get(key, ()):
@@ -203,7 +203,7 @@ class Store:
 
     def reachable_blocks(self, keys: Seq[Key]) -> int:
         """Blocks from the root that stand in a tier of any node."""
-        dram, ssd = self._on_dram, self._on_ssd
+        dram, ssd = self._dram_holders, self._ssd_holders
         for count, key in enumerate(keys):
             if key not in dram and key not in ssd:
                 return count
@@ -223,9 +223,9 @@ class Store:
             if node.open_writes < MAX_OPEN_WRITES:
                 to_ssd = node.ssd.offer(keys, sequence.hints, now_s)
             else:
-                on_ssd = self._on_ssd
+                on_ssd = self._ssd_holders
                 self.dropped_blocks += sum(key not in on_ssd for key in keys)
-        on_dram = self._on_dram
+        on_dram = self._dram_holders
         here = [k for k in dict.fromkeys((*to_dram, *to_ssd))
                 if k not in loaded and node.index not in on_dram.get(k, ())]  # fmt: skip
         if not here:
@@ -279,7 +279,7 @@ class Store:
                         pool.lost(key)
         node.saves.clear()
         node.open_writes = 0
-        for medium, holders in ((Tier.DRAM, self._on_dram), (Tier.SSD, self._on_ssd)):
+        for medium, holders in ((Tier.DRAM, self._dram_holders), (Tier.SSD, self._ssd_holders)):
             pool = node.pool(medium)
             if pool is not None:
                 pool.drop([key for key, found in holders.items() if index in found])
