@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import subprocess
@@ -86,6 +87,8 @@ def _run(loaded: LoadedConfig, *, replace: bool) -> int:
     if replace:
         with contextlib.suppress(NodeAwayError):
             control.ask(place.socket, "drain")
+    gc.collect()
+    gc.freeze()  # what a process is made of is never garbage: nobody need look at it again
     serve(
         place,
         partial(node_stores, config),
