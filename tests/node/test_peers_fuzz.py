@@ -162,9 +162,7 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
     """What an owner says, spoiled: no hit has other bytes than the right ones."""
     chance = random.Random(SEED)
     blocks = [content(k) for k in _KEYS[:3]]
-    headers = [
-        BLOCK.pack(i, HIT, RAW_BYTES, checksum(b), _KEYS[i]) for i, b in enumerate(blocks)
-    ]
+    headers = [BLOCK.pack(i, HIT, RAW_BYTES, checksum(b), _KEYS[i]) for i, b in enumerate(blocks)]
     greeting = [
         m.encode(message)
         for message in (

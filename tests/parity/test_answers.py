@@ -77,7 +77,9 @@ def send_in_parts(link: socket.socket, data: bytes, parts: int) -> threading.Thr
     return in_background(send)
 
 
-def asked(native_answers: ModuleType, sizes: Sequence[int]) -> tuple[answers_twin.Answers, list[bytearray]]:
+def asked(
+    native_answers: ModuleType, sizes: Sequence[int]
+) -> tuple[answers_twin.Answers, list[bytearray]]:
     outs = [bytearray(size) for size in sizes]
     return native_answers.Answers([key(n) for n in range(len(sizes))], outs), outs
 
@@ -111,7 +113,9 @@ def test_block_comes_whole_and_proven_and_nothing_after_it_is_taken(
     assert reader.recv(10) == b"next"
 
 
-def test_answers_come_in_any_order_with_misses_and_positions(native_answers: ModuleType, pair: Pair) -> None:
+def test_answers_come_in_any_order_with_misses_and_positions(
+    native_answers: ModuleType, pair: Pair
+) -> None:
     reader, writer = pair
     sizes = [300_000, 5, 70_000, 0, 200]
     data = [bytes_of(size) for size in sizes]
@@ -132,18 +136,25 @@ def test_answers_come_in_any_order_with_misses_and_positions(native_answers: Mod
     assert answers.take(reader.fileno(), LONG_S, LONG_S, LONG_S) == []
 
 
-def test_one_call_takes_what_is_there_and_waits_for_no_more(native_answers: ModuleType, pair: Pair) -> None:
+def test_one_call_takes_what_comes_soon_and_waits_no_longer(
+    native_answers: ModuleType, pair: Pair
+) -> None:
     reader, writer = pair
     answers, _ = asked(native_answers, [10] * 4)
     writer.sendall(block(0, bytes_of(10)) + block(1, bytes_of(10)))
-    assert answers.take(reader.fileno(), LONG_S, LONG_S, LONG_S) == [(0, HIT, None), (1, HIT, None)]
+    begin_s = time.monotonic()
+    taken = answers.take(reader.fileno(), LONG_S, LONG_S, SHORT_S)
+    assert time.monotonic() - begin_s >= SHORT_S
+    assert taken == [(0, HIT, None), (1, HIT, None)]
     writer.sendall(miss(3) + block(2, bytes_of(10)))
     assert len(answers.take(reader.fileno(), LONG_S, LONG_S, 0.0)) == 1  # time to tell
     assert answers.left == 1
     assert take_all(answers, reader) == [(2, HIT, None)]
 
 
-def test_damaged_block_is_told_and_the_next_is_taken(native_answers: ModuleType, pair: Pair) -> None:
+def test_damaged_block_is_told_and_the_next_is_taken(
+    native_answers: ModuleType, pair: Pair
+) -> None:
     reader, writer = pair
     answers, outs = asked(native_answers, [3000, 3000])
     data = bytes_of(3000)
@@ -184,7 +195,9 @@ def test_what_came_before_a_broken_rule_counts_and_the_rule_is_told_next(
 
 
 @pytest.mark.parametrize("sent", [0, 1, BLOCK.size, BLOCK.size + 300_000])
-def test_hang_up_is_an_error_after_what_came(native_answers: ModuleType, pair: Pair, sent: int) -> None:
+def test_hang_up_is_an_error_after_what_came(
+    native_answers: ModuleType, pair: Pair, sent: int
+) -> None:
     reader, writer = pair
     answers, outs = asked(native_answers, [5, 400_000])
     data = bytes_of(5)

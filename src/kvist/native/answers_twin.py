@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 import time
@@ -34,8 +35,8 @@ class Source(Protocol):
         """
         ...
 
-    def ready(self) -> bool:
-        """Whether something is there; may say no where there is."""
+    def ready(self, wait_s: float) -> bool:
+        """Whether something is there, or comes within `wait_s`."""
         ...
 
 
@@ -67,7 +68,7 @@ class Answers:
         return len(self._slots)
 
     def take(self, fd: int, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
-        """Takes answers from a blocking stream socket: waits for one, and takes what is there then.
+        """Takes answers from a blocking stream socket: one, and those that come soon after.
 
         Changes how long calls on the socket may take. After an error this is of no use.
 
@@ -75,7 +76,7 @@ class Answers:
             fd: the socket; nobody else reads from it meanwhile.
             left_s: every answer must be whole by then.
             each_s: an answer must be whole this long after the one before it, or the call.
-            tell_s: no further answer is begun after so long.
+            tell_s: after so long no more are waited for if there are some, nor taken.
 
         Returns:
             What was answered: the index in the request; MISS, HIT or DAMAGED; and for a miss as of
@@ -91,21 +92,19 @@ class Answers:
         with _borrowed(fd) as link:
             return self.take_from(_Socket(link), left_s, each_s, tell_s)
 
-    def take_from(
-        self, source: Source, left_s: float, each_s: float, tell_s: float
-    ) -> list[Taken]:
+    def take_from(self, source: Source, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
         """As `take`."""
-        began = now = time.monotonic()
-        until = began + _within(left_s)
+        now = time.monotonic()
+        until, tell_at = now + _within(left_s), now + _within(tell_s)
         found: list[Taken] = []
         while self._slots:
             try:
                 if self._failure is not None:
                     raise self._failure
-                if found and (now - began >= tell_s or not source.ready()):
-                    return found
-                found.append(self._take(source, min(until, now + _within(each_s))))
                 now = time.monotonic()
+                if found and (now >= tell_at or not source.ready(tell_at - now)):
+                    return found
+                found.append(self._take(source, min(until, time.monotonic() + _within(each_s))))
             except (OSError, ValueError) as error:
                 if not found:
                     raise
@@ -152,12 +151,15 @@ class _Socket:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             out = out[count:]
 
-    def ready(self) -> bool:
-        try:
-            self._link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True  # if it is only the end: that, too, can be had without waiting
+    def ready(self, wait_s: float) -> bool:
+        return comes(self._link, wait_s)
+
+
+def comes(link: socket.socket, wait_s: float) -> bool:
+    """Whether something comes within `wait_s`, if only the end."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1e3))
 
 
 @contextmanager

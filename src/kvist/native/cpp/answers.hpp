@@ -2,6 +2,7 @@
 // one call, each hashed piece by piece while its bytes are still in a cache.
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -79,6 +80,16 @@ inline void limit(int fd, Clock::time_point until) {
 // Whether a call that failed just now is to be made again: `limit` says for how long.
 inline bool again() { return errno == EAGAIN || errno == EINTR; }
 
+// Whether something is there before `until`, or an error.
+inline bool readable(int fd, Clock::time_point until) {
+  const auto left =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now()).count();
+  if (left <= 0) return false;
+  const timespec time{static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)};
+  pollfd wanted{fd, POLLIN, 0};
+  return ppoll(&wanted, 1, &time, nullptr) > 0;
+}
+
 // Fills `out` from a blocking stream socket and hashes it. Throws `system_error`: ETIMEDOUT if it
 // is not full by `until`, ECONNRESET if the other side hangs up, else what the socket says.
 inline std::uint64_t receive(int fd, std::uint8_t* out, std::size_t bytes,
@@ -116,12 +127,8 @@ class Answers {
     while (left_ > 0) {
       try {
         if (failure_) std::rethrow_exception(failure_);
-        const auto now = Clock::now();
-        if (!out.empty() && now >= told) return;
-        Header header;
-        const std::size_t begun = out.empty() ? 0 : begin(fd, header);
-        if (!out.empty() && begun == 0) return;
-        out.push_back(one(fd, header, begun, std::min(until, now + each)));
+        if (!out.empty() && !readable(fd, told)) return;
+        out.push_back(one(fd, std::min(until, Clock::now() + each)));
       } catch (const std::exception&) {
         if (out.empty()) throw;
         failure_ = std::current_exception();
@@ -131,16 +138,9 @@ class Answers {
   }
 
  private:
-  // What is there of the next header, without waiting.
-  static std::size_t begin(int fd, Header& header) {
-    const ssize_t count = recv(fd, &header, sizeof header, MSG_DONTWAIT);
-    if (count == 0) fail(ECONNRESET);
-    if (count < 0 && !again()) fail(errno);
-    return static_cast<std::size_t>(std::max<ssize_t>(count, 0));
-  }
-
-  Answer one(int fd, Header& header, std::size_t begun, Clock::time_point until) {
-    receive(fd, reinterpret_cast<std::uint8_t*>(&header) + begun, sizeof header - begun, until);
+  Answer one(int fd, Clock::time_point until) {
+    Header header;
+    receive(fd, reinterpret_cast<std::uint8_t*>(&header), sizeof header, until);
     Slot* const slot = header.index < slots_.size() ? &slots_[header.index] : nullptr;
     if (slot == nullptr || !slot->open || std::memcmp(slot->key, header.key, kKeyBytes) != 0) {
       throw RuleError("block " + std::to_string(header.index) +

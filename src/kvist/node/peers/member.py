@@ -25,13 +25,13 @@ from kvist.native.answers_twin import Taken
 from kvist.node.peers import messages as m
 from kvist.node.peers.handshake import SelfMetError
 from kvist.node.peers.wire import Wire
-from kvist.node.protocol import ProtocolError, join_keys
+from kvist.node.protocol import join_keys
 from kvist.store.breaker import Breaker, BreakerState
 
 _log = logging.getLogger(__name__)
 _WARN_EVERY_S = 10.0
 
-_TELL_S = 3e-3  # each telling wakes threads: what has come is told when there is no more, or so often
+_TELL_S = 8e-3  # each telling wakes threads in several processes: no answer waits for longer
 
 Item = tuple[int, Key, memoryview]
 Settled = tuple[int, Outcome]
@@ -214,7 +214,9 @@ class Member:
                 self._lacks(key, None if at is None else Position(*at))
                 if found == DAMAGED:
                     self._fail(f"sent a damaged block {key.hex()[:12]}")
-        return [(items[n][0], Outcome.HIT if found == HIT else Outcome.MISS) for n, found, _ in taken]
+        return [
+            (items[n][0], Outcome.HIT if found == HIT else Outcome.MISS) for n, found, _ in taken
+        ]
 
     def close(self) -> None:
         """Ends its threads and hangs up; calls that are under way come to their end. Idempotent."""

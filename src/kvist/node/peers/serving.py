@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 IDLE_S = 600.0  # a reader that asks for nothing so long is let go
 _BODY_S = 5.0  # a request that has begun must be whole by then
 _STALL_S = 5.0  # a reader that takes no block for so long is let go
-_PART_BLOCKS = 4
+_PART_BYTES = 16 << 20
+_PART_BLOCKS = 16
 _PARTS = 2  # leased at once
 
 
@@ -118,8 +119,11 @@ class Serving:
         own = self._blocks()
         leased: deque[tuple[TieredReadLease | None, range]] = deque()
         try:
-            for start in range(0, len(keys), _PART_BLOCKS):
-                part = range(start, min(start + _PART_BLOCKS, len(keys)))
+            size = _PART_BLOCKS
+            if own is not None:
+                size = max(1, min(size, _PART_BYTES // own.block_bytes))
+            for start in range(0, len(keys), size):
+                part = range(start, min(start + size, len(keys)))
                 leased.append((self._lease(own, keys, part, until), part))
                 if len(leased) == _PARTS:
                     self._send_first(leased, own, keys, until)

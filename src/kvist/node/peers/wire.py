@@ -88,7 +88,7 @@ class Wire:
         return Answers(keys, outs)
 
     def take(self, answers: Answers, until: float, each_s: float, tell_s: float) -> list[Taken]:
-        """Waits for an answer, and takes what is there then; see `answers_twin.Answers.take`.
+        """Waits for an answer, and takes those that come soon; see `answers_twin.Answers.take`.
 
         Raises:
             TierTimeout: an answer is not whole by `until`, or takes longer than `each_s`.
@@ -149,9 +149,7 @@ class Wire:
         except BlockingIOError:
             return 0  # the kernel's limit: `_limit` says whether it was ours
 
-    def _take(
-        self, answers: Answers, left_s: float, each_s: float, tell_s: float
-    ) -> list[Taken]:
+    def _take(self, answers: Answers, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
         return answers.take(self._socket.fileno(), left_s, each_s, tell_s)
 
     def _receive(self, out: memoryview, until: float) -> int:
@@ -171,17 +169,15 @@ class TlsWire(Wire):
         super().__init__(connection)
         self._secure = connection
 
-    def ready(self) -> bool:
-        """Whether something is there that was deciphered already."""
-        return self._secure.pending() > 0
+    def ready(self, wait_s: float) -> bool:
+        """See `answers_twin.Source`."""
+        return self._secure.pending() > 0 or answers_twin.comes(self._secure, wait_s)
 
     def answers(self, keys: Sequence[Key], outs: Sequence[memoryview]) -> Answers:
         """As of `Wire`."""
         return answers_twin.Answers(keys, outs)
 
-    def _take(
-        self, answers: Answers, left_s: float, each_s: float, tell_s: float
-    ) -> list[Taken]:
+    def _take(self, answers: Answers, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
         return answers.take_from(self, left_s, each_s, tell_s)
 
     def _send(self, parts: Sequence[memoryview], until: float) -> int:
