@@ -166,7 +166,9 @@ def figure(url: str, name: str) -> float:
 def test_engines_node_and_gateway_start_together_and_end_together(
     fleet: Callable[..., Fleet], env: dict[str, str]
 ) -> None:
-    running = fleet("--replicas", "2", "--set", f"gateway.peers.listen=tcp://127.0.0.1:{free_port()}")
+    running = fleet(
+        "--replicas", "2", "--set", f"gateway.peers.listen=tcp://127.0.0.1:{free_port()}"
+    )
     told = running.ready()
     assert (told["state"], told["prefill"], len(told["replicas"])) == ("ready", [], 2)
     assert ask(told["url"], "/v1/completions", ASKED)["usage"]["completion_tokens"] == 8

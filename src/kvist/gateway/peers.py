@@ -2,8 +2,8 @@
 
     PUB ["kvist-gateway", payload]  ──► SUB of each of the others          every `every_s`
 
-A word says what is, not what changed: what the sender has booked (`router/exchange.py`) and what its
-tenants used since its start (`limits.py`). So a lost word costs nothing but its age, and an old
+A word says what is, not what changed: what the sender has booked (`router/exchange.py`) and what
+its tenants used since its start (`limits.py`). So a lost word costs nothing but its age, and an old
 one, which its number tells, is ignored. Each start of a gateway has a name that none had before.
 Who is silent is forgotten, with all that it had booked. Nothing waits for anybody.
 

@@ -160,12 +160,16 @@ def raise_descriptors(needed: int) -> int:
     return hard
 
 
-async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:
-    count = settings.requests
-    # No two are alike: what is kept of one prompt spares nothing of another.
-    requests = [
-        load.request_bytes(tokens=settings.tokens, seed=number * count + n) for n in range(count)
+def _requests(settings: Settings, number: int) -> list[bytes]:
+    """Of one round. No two are alike: what is kept of one prompt spares nothing of another."""
+    first = number * settings.requests
+    return [
+        load.request_bytes(tokens=settings.tokens, seed=first + n) for n in range(settings.requests)
     ]
+
+
+async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:
+    requests = _requests(settings, number)
     for port in (stub.port, front.port):
         await load.poisson(port, requests[:_WARM], rate_rps=settings.rate_rps, seed=0)
 
@@ -190,20 +194,15 @@ async def _added(settings: Settings, stub: Process, front: Process, number: int)
 
 async def _hearing(settings: Settings, deaf: Process, front: Process) -> Hearing:
     """Two gateways by turns, one of which hears events."""
-    request = load.request_bytes(tokens=settings.tokens)
     p50_s, p99_s = [], []
     before_s, began_s = front.cpu_s(), time.monotonic()
     await asyncio.sleep(_STORM_S)
     cores = (front.cpu_s() - before_s) / (time.monotonic() - began_s)
     for number in range(settings.rounds):
-        found = {}
+        found, requests = {}, _requests(settings, number)
         for one in (deaf, front) if number % 2 else (front, deaf):
             found[one.port] = await load.poisson(
-                one.port,
-                request,
-                rate_rps=settings.rate_rps,
-                count=settings.requests,
-                seed=number,
+                one.port, requests, rate_rps=settings.rate_rps, seed=number
             )
         quiet, beside = found[deaf.port], found[front.port]
         p50_s.append(beside.ttft_s(0.5) - quiet.ttft_s(0.5))
