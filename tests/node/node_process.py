@@ -17,7 +17,7 @@ from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach
 from kvist.testing.store_suite import RAW_BYTES
 
-START_S = 30.0
+START_S = 90.0
 SLOTS = 8
 PAGE_BYTES = 4096
 
@@ -62,8 +62,10 @@ class NodeProcess:
             )
         until = time.monotonic() + START_S
         while not self._is_up(process):
-            assert process.poll() is None, self.log_text()
-            assert time.monotonic() < until, self.log_text()
+            if process.poll() is not None or time.monotonic() > until:
+                process.kill()  # else the failure of this test is one of the next, too
+                process.wait(START_S)
+                raise AssertionError(f"the node did not start: {self.log_text()}")
             time.sleep(0.02)
         return process
 

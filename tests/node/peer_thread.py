@@ -43,13 +43,19 @@ def owner(
     wanted: Attach | None = None,
     node: bytes | None = None,
     cluster: ClusterSide | None = None,
+    block_bytes: int = RAW_BYTES,
+    slots: int = SLOTS,
 ) -> Iterator[tuple[PeerServer, TieredStore]]:
-    """Serves keyspace 1, which holds blocks 0 to 3, on a port of the loopback interface."""
-    wanted = wanted or attach(1)
-    arena = Arena(SLOTS * PAGE_BYTES, slot_bytes=RAW_BYTES)
+    """Serves keyspace 1, which holds blocks 0 to 3, on a port of the loopback interface.
+
+    Block 3 is below DRAM.
+    """
+    wanted = wanted or attach(1, block_bytes=block_bytes)
+    slot_bytes = -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
+    arena = Arena(slots * slot_bytes, slot_bytes=slot_bytes)
     below = DictTier()
-    below.blocks = {key(3): content(key(3))}
-    with TieredStore(arena, LeafLru(), below, raw_bytes=RAW_BYTES) as store:
+    below.blocks = {key(3): content(key(3), block_bytes)}
+    with TieredStore(arena, LeafLru(), below, raw_bytes=block_bytes) as store:
         assert all(put(store, range(3)))
         found = {wanted.fingerprint: InUse(wanted, store)}
         server = PeerServer(

@@ -23,6 +23,7 @@ from kvist.core.errors import KvistError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
+from kvist.native.answer import BLOCK, HIT, MISS, POSITION
 from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import greet, receive
@@ -61,7 +62,7 @@ _ASKED: tuple[m.Message, ...] = (
 )
 
 
-_MISS = m.BLOCK.pack(3, m.MISS, m.POSITION.size, 0, _KEYS[3]) + m.POSITION.pack(7, 9)
+_MISS = BLOCK.pack(3, MISS, POSITION.size, 0, _KEYS[3]) + POSITION.pack(7, 9)
 
 
 class InCluster:
@@ -161,9 +162,7 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
     """What an owner says, spoiled: no hit has other bytes than the right ones."""
     chance = random.Random(SEED)
     blocks = [content(k) for k in _KEYS[:3]]
-    headers = [
-        m.BLOCK.pack(i, m.HIT, RAW_BYTES, checksum(b), _KEYS[i]) for i, b in enumerate(blocks)
-    ]
+    headers = [BLOCK.pack(i, HIT, RAW_BYTES, checksum(b), _KEYS[i]) for i, b in enumerate(blocks)]
     greeting = [
         m.encode(message)
         for message in (
@@ -198,7 +197,7 @@ def test_reader_lives_through_almost_answers_and_takes_no_wrong_byte() -> None:
             if reads:
                 items = [(i, _KEYS[i], memoryview(outs[i])) for i in range(4)]
                 until = time.monotonic() + SOON_S
-                member.read(items, settled.__setitem__, until, lambda: True)
+                member.read(items, settled.update, until, lambda: True)
             else:
                 member.probe(_KEYS)
         except (KvistError, OSError):

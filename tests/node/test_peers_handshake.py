@@ -19,6 +19,7 @@ from kvist.assemble import node_peering
 from kvist.config import load_config, preflight
 from kvist.core.errors import ConfigError, NodeRefusedError
 from kvist.core.outcome import Outcome
+from kvist.native.answer import BLOCK, MISS
 from kvist.node.peers import messages as m
 from kvist.node.peers import server as server_module
 from kvist.node.peers.credentials import Credentials, read_token, tls_contexts
@@ -135,8 +136,8 @@ def test_keyspace_that_is_not_in_use_has_no_blocks() -> None:
         raw.say(m.Have(b"".join(KEYS)))
         assert raw.hear() == m.encode(m.Held(b"\0"))
         raw.say(m.Read(b"".join(KEYS), 1.0))
-        headers = [m.BLOCK.unpack(raw.take(m.BLOCK.size) or b"") for _ in KEYS]
-        assert sorted(headers) == [(n, m.MISS, 0, 0, key(n)) for n in range(4)]
+        headers = [BLOCK.unpack(raw.take(BLOCK.size) or b"") for _ in KEYS]
+        assert sorted(headers) == [(n, MISS, 0, 0, key(n)) for n in range(4)]
 
 
 def test_request_before_the_proof_is_refused() -> None:

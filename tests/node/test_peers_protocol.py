@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvist.native.answer import BLOCK, HIT, POSITION
 from kvist.node.peers import messages as m
 from kvist.node.peers.credentials import Credentials
 from kvist.node.protocol import ProtocolError
@@ -44,8 +45,8 @@ def test_bytes_of_peer_protocol_2_are_what_they_were() -> None:
     assert [(repr(x), m.encode(x).hex()) for x in ALL] == [tuple(x) for x in golden["messages"]]
     for message in ALL:
         assert _decoded(m.encode(message)[m.HEAD.size :]) == message
-    assert m.BLOCK.pack(3, m.HIT, 2 << 20, 2**64 - 1, b"k" * 32).hex() == golden["block"]
-    assert m.POSITION.pack(2**63, 5).hex() == golden["position"]
+    assert BLOCK.pack(3, HIT, 2 << 20, 2**64 - 1, b"k" * 32).hex() == golden["block"]
+    assert POSITION.pack(2**63, 5).hex() == golden["position"]
     proofs = (
         TOKEN.proof_of_reader(b"hello", b"challenge"),
         TOKEN.proof_of_owner(b"hello", b"challenge"),

@@ -14,6 +14,7 @@ from test_peers_fuzz import _member, said
 from kvist.core.errors import ClosedError
 from kvist.core.outcome import Outcome
 from kvist.native import checksum
+from kvist.native.answer import BLOCK, HIT, MISS
 from kvist.node.peers import messages as m
 from kvist.node.peers.beliefs import Probed
 from kvist.node.peers.member import Member
@@ -32,7 +33,7 @@ GREETING = b"".join(
 def frame(n: int, of: int, size_bytes: int = RAW_BYTES) -> bytes:
     """Block `of` as the answer to the n-th key."""
     block = content(key(of), size_bytes)
-    return m.BLOCK.pack(n, m.HIT, size_bytes, checksum(block), key(of)) + block
+    return BLOCK.pack(n, HIT, size_bytes, checksum(block), key(of)) + block
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def frame(n: int, of: int, size_bytes: int = RAW_BYTES) -> bytes:
         [frame(0, 0), frame(9, 1)],
         [frame(0, 0, RAW_BYTES + 1)],
         [frame(0, 0, RAW_BYTES - 1)],
-        [m.BLOCK.pack(0, 2, RAW_BYTES, 0, key(0))],
-        [m.BLOCK.pack(0, m.MISS, RAW_BYTES, 0, key(0))],
+        [BLOCK.pack(0, 2, RAW_BYTES, 0, key(0))],
+        [BLOCK.pack(0, MISS, RAW_BYTES, 0, key(0))],
     ],
 )
 def test_answers_out_of_step_end_the_conversation_and_are_no_hit(frames: list[bytes]) -> None:
@@ -55,7 +56,7 @@ def test_answers_out_of_step_end_the_conversation_and_are_no_hit(frames: list[by
     items = [(i, key(i), memoryview(outs[i])) for i in range(2)]
     settled: dict[int, Outcome] = {}
     with pytest.raises(ProtocolError):
-        member.read(items, settled.__setitem__, time.monotonic() + 1.0, lambda: True)
+        member.read(items, settled.update, time.monotonic() + 1.0, lambda: True)
     for i, outcome in settled.items():
         assert outcome is Outcome.HIT
         assert bytes(outs[i]) == content(key(i))

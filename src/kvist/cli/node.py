@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import subprocess
@@ -90,6 +91,8 @@ def _run(loaded: LoadedConfig, *, replace: bool) -> int:
     peering = node_peering(config)
     join = node_cluster(config, place, peering)
     estates = Estates(_left(place.socket)) if replace else None
+    gc.collect()
+    gc.freeze()  # what a process is made of is never garbage: nobody need look at it again
     serve(
         place,
         partial(node_stores, config, estates=estates),

@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from kvist.core.errors import ConfigError
+from kvist.gateway.pieces import Pieces, reads_apart
 
 _KNOB = "$.gateway.tokenizer"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -38,10 +39,13 @@ class ModelTokenizer:
             ConfigError: the folder has no tokenizer, or its template is none.
         """
         try:
-            self._tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
+            file = (folder / "tokenizer.json").read_bytes()
+            self._tokenizer = Tokenizer.from_buffer(file)
+            spec = json.loads(file)
+            self._pieces = Pieces(self._tokenizer, spec) if reads_apart(spec) else None
             config = _json(folder / "tokenizer_config.json")
             self._template = self._compiled(_template_text(folder, config))
-        except (OSError, ValueError, TemplateError) as error:
+        except (OSError, ValueError, LookupError, TypeError, TemplateError) as error:
             raise ConfigError(
                 f"cannot read the tokenizer in {folder}: {error}",
                 path=_KNOB,
@@ -51,7 +55,10 @@ class ModelTokenizer:
 
     def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a prompt."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if self._pieces is not None and not add_special_tokens:
+            return self._pieces.tokens(text)
+        read = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(read[0].ids)
 
     def chat(self, payload: Mapping[str, Any]) -> list[int]:
         """The tokens of a chat request's messages.

@@ -14,12 +14,12 @@ from kvist.native.pagemap import Direction, PageMap
 IMPLEMENTATION: Literal["native", "python"]
 
 if TYPE_CHECKING:
+    from kvist.native.answers_twin import Answers
     from kvist.native.cachegen_twin import CachegenPlan, RowCoder
     from kvist.native.io_twin import open_pool, open_uring
     from kvist.native.owner_twin import OwnerTable
     from kvist.native.planes_twin import decode_planes, encode_planes
     from kvist.native.quantise_twin import decode_quantised, encode_quantised
-    from kvist.native.receive_twin import receive_checksum
     from kvist.native.span_twin import SpanTable
     from kvist.native.table_twin import KeyTable
     from kvist.native.twin import (
@@ -48,6 +48,7 @@ else:
     IMPLEMENTATION = "python" if _chosen.__name__.endswith("twin") else "native"
     if IMPLEMENTATION == "native":
         from kvist.native._core import (
+            Answers,
             CachegenPlan,
             KeyTable,
             OwnerTable,
@@ -59,15 +60,14 @@ else:
             encode_quantised,
             open_pool,
             open_uring,
-            receive_checksum,
         )
     else:
+        from kvist.native.answers_twin import Answers
         from kvist.native.cachegen_twin import CachegenPlan, RowCoder
         from kvist.native.io_twin import open_pool, open_uring
         from kvist.native.owner_twin import OwnerTable
         from kvist.native.planes_twin import decode_planes, encode_planes
         from kvist.native.quantise_twin import decode_quantised, encode_quantised
-        from kvist.native.receive_twin import receive_checksum
         from kvist.native.span_twin import SpanTable
         from kvist.native.table_twin import KeyTable
     block_keys = _chosen.block_keys
@@ -81,6 +81,7 @@ else:
 
 __all__ = [
     "IMPLEMENTATION",
+    "Answers",
     "CachegenPlan",
     "Direction",
     "KeyTable",
@@ -101,6 +102,5 @@ __all__ = [
     "move_pages_checksum",
     "open_pool",
     "open_uring",
-    "receive_checksum",
     "unpack_tokens",
 ]

@@ -32,6 +32,11 @@ class OwnBlocks:
         self._desk, self._link, self._granter = desk, link, granter
         self._demand_open = demand_open
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self._desk.table.raw_bytes
+
     def held(self, keys: Sequence[Key]) -> list[bool]:
         """For each key whether it could be read now. No I/O, no use of the block.
 

@@ -22,6 +22,7 @@ from kvist.bench.routing.texts import (
     AGENT_FOLDER,
     GENERATED,
     RAG_FILE,
+    Texts,
     find_texts,
     generated_texts,
 )
@@ -44,14 +45,19 @@ def _write_texts(folder: Path) -> None:
     (folder / RAG_FILE).write_bytes(gzip.compress(json.dumps([row]).encode()))
 
 
-def test_a_seed_makes_the_same_stream_again() -> None:
-    texts = generated_texts()
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    """The generated ones."""
+    return generated_texts()
+
+
+def test_a_seed_makes_the_same_stream_again(texts: Texts) -> None:
     assert make_stream(texts, MIX, 3) == make_stream(generated_texts(), MIX, 3)
     assert make_stream(texts, MIX, 3) != make_stream(texts, MIX, 4)
 
 
-def test_a_session_grows_and_no_prompt_is_too_long() -> None:
-    stream = make_stream(generated_texts(), MIX, 1)
+def test_a_session_grows_and_no_prompt_is_too_long(texts: Texts) -> None:
+    stream = make_stream(texts, MIX, 1)
     agents = [session for session in stream if session.kind is Kind.AGENT]
     assert len(agents) == MIX.sessions
     beginnings = {session.turns[0].prompt[:1000] for session in agents}
@@ -65,8 +71,8 @@ def test_a_session_grows_and_no_prompt_is_too_long() -> None:
     assert longest <= MIX.prompt_chars + len("Task 0.\n")
 
 
-def test_few_documents_are_asked_about_most() -> None:
-    stream = make_stream(generated_texts(), Mix(questions=400, documents=4, sessions=0), 1)
+def test_few_documents_are_asked_about_most(texts: Texts) -> None:
+    stream = make_stream(texts, Mix(questions=400, documents=4, sessions=0), 1)
     asked = Counter(session.turns[0].prompt[:2000] for session in stream)
     counts = sorted(asked.values(), reverse=True)
     assert len(counts) == 4
@@ -74,15 +80,14 @@ def test_few_documents_are_asked_about_most() -> None:
     assert len({session.turns[0].prompt for session in stream}) > 40  # the questions differ
 
 
-def test_a_unit_of_time_brings_one_request() -> None:
-    stream = make_stream(generated_texts(), Mix(questions=600, sessions=20), 1)
+def test_a_unit_of_time_brings_one_request(texts: Texts) -> None:
+    stream = make_stream(texts, Mix(questions=600, sessions=20), 1)
     times = sorted(turn.at for session in stream for turn in session.turns)
     assert times[0] >= 0.0
     assert 0.8 < len(times) / times[-1] < 1.2
 
 
-def test_texts_that_serve_twice_are_told_apart() -> None:
-    texts = generated_texts()
+def test_texts_that_serve_twice_are_told_apart(texts: Texts) -> None:
     mix = Mix(sessions=len(texts.agents) + 3, turns=1, questions=0)
     stream = make_stream(texts, mix, 1)
     assert len({session.turns[0].prompt for session in stream}) == mix.sessions
@@ -179,7 +184,7 @@ def test_a_request_that_went_to_two_replicas_ends_the_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_all_of_it_runs_against_engines_without_a_model(tmp_path: Path) -> None:
+def test_all_of_it_runs_against_engines_without_a_model(tmp_path: Path, texts: Texts) -> None:
     settings = Settings(
         rounds=2, policies=("kvist", "round-robin"), sessions=3, turns=3, questions=9,
         prompt_chars=2000, answer_tokens=2,
@@ -187,9 +192,7 @@ def test_all_of_it_runs_against_engines_without_a_model(tmp_path: Path) -> None:
     lines: list[str] = []
     with engine("--prefill-s=0.02") as one, engine("--prefill-s=0.02") as other:
         urls = [one.url, other.url]
-        found = measure(
-            settings, generated_texts(), urls, tmp_path, lines.append, model="stub", engine="stubs"
-        )
+        found = measure(settings, texts, urls, tmp_path, lines.append, model="stub", engine="stubs")
     assert [(p.round, p.policy) for p in found.plays] == [
         *((0, "kvist"), (0, "round-robin"), (1, "round-robin"), (1, "kvist"))
     ]

@@ -87,6 +87,15 @@ def test_kvist_spares_work_where_others_wait_for_it() -> None:
     assert _picks("kvist", far, near) == ["near"]
 
 
+def test_kvist_keeps_long_prompts_from_where_many_decode() -> None:
+    def picked(serve: float) -> list[str]:
+        decoding = Stub("decoding", serve=serve, busy=_busy(requests=20))
+        return _picks("kvist", decoding, Stub("waiting", queue=0.5, serve=serve))
+
+    assert picked(0.1) == ["decoding"]  # 0.1 s for each of 20, a tenth of it: less than the queue
+    assert picked(1.0) == ["waiting"]
+
+
 def test_kvist_breaks_ties_by_decode_step_then_draws() -> None:
     slow = Stub("slow", step=0.2)
     taken = Counter(_picks("kvist", Stub("a"), slow, Stub("b"), times=200))

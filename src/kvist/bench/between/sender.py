@@ -13,7 +13,6 @@ import struct
 import sys
 import threading
 
-from kvist.node.peers.wire import enlarge
 from kvist.tiers.mapping import map_shared
 
 ASK = struct.Struct("<QQ")
@@ -35,7 +34,6 @@ def main() -> None:
 
 def _serve(link: socket.socket, blocks: list[memoryview]) -> None:
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    enlarge(link)
     asked = bytearray(ASK.size)
     with contextlib.suppress(OSError):
         while link.recv_into(asked, ASK.size, socket.MSG_WAITALL) == ASK.size:

@@ -20,7 +20,6 @@ from kvist.core.lease import commit_each
 from kvist.core.outcome import BlockRef, Outcome
 from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach
-from kvist.node.peers.wire import enlarge
 
 _START_S = 60.0
 _DEADLINE_S = 60.0
@@ -71,7 +70,6 @@ class PlainSocket:
             link = socket.create_connection(("127.0.0.1", int(port)), _START_S)
             link.settimeout(None)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            enlarge(link)
             self._links.append(link)
 
     def prepare(self, round_number: int) -> None:

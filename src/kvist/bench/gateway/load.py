@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,14 +20,17 @@ _SAID_BYTES = 400
 _LIMIT_S = 60.0
 _CONNECTING = 64
 _PROMPT_CHARS = 1000
+_LETTERS = "eeeettaaooiinnsshhrrdlcum"
 
 
 def request_bytes(
-    *, tokens: int, prompt_chars: int = _PROMPT_CHARS, logprobs: bool = False
+    *, tokens: int, prompt_chars: int = _PROMPT_CHARS, logprobs: bool = False, seed: int = 0
 ) -> bytes:
-    """A streamed chat with a stub, as bytes on the wire."""
-    text = ("a question of some length " * (prompt_chars // 26 + 1))[:prompt_chars]
-    return chat_bytes("stub", text, tokens=tokens, logprobs=logprobs)
+    """A streamed chat with a stub, as bytes on the wire; `seed` makes its text."""
+    chance, text = random.Random(seed), f"question {seed}:"
+    while len(text) < prompt_chars:
+        text += " " + "".join(chance.choices(_LETTERS, k=chance.randint(1, 9)))
+    return chat_bytes("stub", text[:prompt_chars], tokens=tokens, logprobs=logprobs)
 
 
 def chat_bytes(model: str, text: str, *, tokens: int, name: str = "", **fields: Any) -> bytes:
@@ -84,6 +87,8 @@ class Stream(asyncio.Protocol):
                 self.first.set_result(time.perf_counter())
         if not self.end.done() and _DONE in seen:
             self.end.set_result(time.perf_counter())
+            if not self.first.done():  # an answer without text
+                self.first.set_result(self.end.result())
         self._tail = seen[-64:]
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -137,11 +142,11 @@ async def timed(port: int, request: bytes, limit_s: float = _LIMIT_S) -> Timing:
     return Timing(first_s - began_s, end_s - began_s)
 
 
-async def poisson(port: int, request: bytes, *, rate_rps: float, count: int, seed: int) -> Load:
-    """So many streams, begun at times drawn beforehand, whether or not earlier ones have ended."""
+async def poisson(port: int, requests: Sequence[bytes], *, rate_rps: float, seed: int) -> Load:
+    """Streams that begin at times drawn beforehand, whether or not earlier ones have ended."""
     chance, tasks = random.Random(seed), []
     at_s = time.perf_counter()
-    for _ in range(count):
+    for request in requests:
         at_s += chance.expovariate(rate_rps)
         await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
         tasks.append(asyncio.create_task(timed(port, request)))

@@ -160,15 +160,21 @@ def raise_descriptors(needed: int) -> int:
     return hard
 
 
+def _requests(settings: Settings, number: int) -> list[bytes]:
+    """Of one round. No two are alike: what is kept of one prompt spares nothing of another."""
+    first = number * settings.requests
+    return [
+        load.request_bytes(tokens=settings.tokens, seed=first + n) for n in range(settings.requests)
+    ]
+
+
 async def _added(settings: Settings, stub: Process, front: Process, number: int) -> Added:
-    request = load.request_bytes(tokens=settings.tokens)
+    requests = _requests(settings, number)
     for port in (stub.port, front.port):
-        await load.poisson(port, request, rate_rps=settings.rate_rps, count=_WARM, seed=0)
+        await load.poisson(port, requests[:_WARM], rate_rps=settings.rate_rps, seed=0)
 
     async def run(port: int) -> load.Load:
-        return await load.poisson(
-            port, request, rate_rps=settings.rate_rps, count=settings.requests, seed=number
-        )
+        return await load.poisson(port, requests, rate_rps=settings.rate_rps, seed=number)
 
     if number % 2:
         direct = await run(stub.port)
@@ -188,20 +194,15 @@ async def _added(settings: Settings, stub: Process, front: Process, number: int)
 
 async def _hearing(settings: Settings, deaf: Process, front: Process) -> Hearing:
     """Two gateways by turns, one of which hears events."""
-    request = load.request_bytes(tokens=settings.tokens)
     p50_s, p99_s = [], []
     before_s, began_s = front.cpu_s(), time.monotonic()
     await asyncio.sleep(_STORM_S)
     cores = (front.cpu_s() - before_s) / (time.monotonic() - began_s)
     for number in range(settings.rounds):
-        found = {}
+        found, requests = {}, _requests(settings, number)
         for one in (deaf, front) if number % 2 else (front, deaf):
             found[one.port] = await load.poisson(
-                one.port,
-                request,
-                rate_rps=settings.rate_rps,
-                count=settings.requests,
-                seed=number,
+                one.port, requests, rate_rps=settings.rate_rps, seed=number
             )
         quiet, beside = found[deaf.port], found[front.port]
         p50_s.append(beside.ttft_s(0.5) - quiet.ttft_s(0.5))
@@ -222,16 +223,10 @@ async def _idle(front: Process, count: int) -> Idle:
 
 
 async def _slow(settings: Settings, stub: Process, front: Process) -> Slow:
-    request = load.request_bytes(tokens=settings.tokens)
+    requests = [load.request_bytes(tokens=settings.tokens)] * (settings.requests // 4)
 
     async def others(seed: int) -> load.Load:
-        return await load.poisson(
-            front.port,
-            request,
-            rate_rps=settings.rate_rps / 4,
-            count=settings.requests // 4,
-            seed=seed,
-        )
+        return await load.poisson(front.port, requests, rate_rps=settings.rate_rps / 4, seed=seed)
 
     await others(0)
     quiet, before = await others(1), front.rss_bytes()

@@ -20,7 +20,8 @@ from kvist.bench.samples import Machine, after
 POLICIES = ("kvist", "round-robin", "least-loaded", "dynamo")
 _TRIALS = 3  # of each replica, to learn what a prompt costs that nobody has
 _PATIENCE_S = 900.0
-_WAITS = ("first_token_s", "token_s", "health_s")  # replicas that share cores answer late
+# Replicas that share cores answer late.
+_WAITS = {"first_token_s": _PATIENCE_S, "token_s": _PATIENCE_S, "health_s": 60.0}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -168,7 +169,7 @@ class _Bench:
             "router.admission": "none",
             "router.hold_s": _PATIENCE_S,
             "router.kv_tokens": settings.kv_tokens,
-            **{f"gateway.timeouts.{wait}": _PATIENCE_S for wait in _WAITS},
+            **{f"gateway.timeouts.{name}": seconds for name, seconds in _WAITS.items()},
         }
         if self._found.tokens_per_s:
             knobs["router.prefill_tokens_per_s"] = self._found.tokens_per_s

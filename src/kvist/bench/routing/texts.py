@@ -16,10 +16,10 @@ from kvist.bench.document import answered_questions
 from kvist.core.errors import FormatError
 
 GENERATED = "generated gazetteer"
-_DAMAGED = (ValueError, EOFError, zlib.error, gzip.BadGzipFile)
 AGENT_FOLDER = Path("lmcache-agent/miniswe")  # below the folder of traces
 RAG_FILE = Path("rag-text/musique_s_150.json.gz")
-_MADE_UP_SESSIONS, _MADE_UP_TURNS, _MADE_UP_DOCUMENTS = 64, 16, 64
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_MADE_UP_SESSIONS, _MADE_UP_TURNS, _MADE_UP_DOCUMENTS = 24, 12, 24
 _ENTRIES_OF_A_TASK, _ENTRIES_OF_A_DOCUMENT = 8, 10
 _TASK = "You work for the harbour office. Answer from these notes, and ask for what you lack.\n\n"
 
@@ -99,7 +99,7 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict) or not {"timestamp", "input"} <= set(row):
                     raise FormatError(f"{file}, line {number}: no call of an agent")
                 yield row
-    except _DAMAGED as error:
+    except (ValueError, *_DAMAGED) as error:
         raise FormatError(f"{file}: {error}") from error
 
 
@@ -109,7 +109,7 @@ def _passages(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         rows: Sequence[Any] = json.loads(gzip.decompress(file.read_bytes()))
         documents = tuple("\n\n".join(str(c["text"]) for c in row["ctxs"]) for row in rows)
         questions = tuple(str(row["question"]) for row in rows)
-    except (*_DAMAGED, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, *_DAMAGED) as error:
         raise FormatError(f"{file}: no questions with passages: {error!r}") from error
     if not documents:
         raise FormatError(f"{file}: no questions")

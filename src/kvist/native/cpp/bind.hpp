@@ -28,10 +28,10 @@ class View {
 
 }  // namespace kvist
 
+void bind_answers(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_owners(nanobind::module_& m);
-void bind_receive(nanobind::module_& m);
 void bind_spans(nanobind::module_& m);
 void bind_value(nanobind::module_& m);
 void bind_planes(nanobind::module_& m);

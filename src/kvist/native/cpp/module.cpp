@@ -299,9 +299,9 @@ NB_MODULE(_core, m) {
         nb::arg("slots").noconvert(), nb::arg("pages").noconvert(), nb::arg("page_map"),
         nb::arg("threads") = 1);
   nb::set_leak_warnings(false);  // a tier that was abandoned is alive at exit, and that is fine
+  bind_answers(m);
   bind_io(m);
   bind_owners(m);
-  bind_receive(m);
   bind_spans(m);
   bind_table(m);
   bind_value(m);

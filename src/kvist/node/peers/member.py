@@ -20,17 +20,22 @@ from kvist.cluster.directory import Position
 from kvist.core.errors import FormatError, KvistError, TierTimeout
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
+from kvist.native.answer import DAMAGED, HIT, MISS
+from kvist.native.answers_twin import Taken
 from kvist.node.peers import messages as m
 from kvist.node.peers.handshake import SelfMetError
 from kvist.node.peers.wire import Wire
-from kvist.node.protocol import ProtocolError, join_keys
+from kvist.node.protocol import join_keys
 from kvist.store.breaker import Breaker, BreakerState
 
 _log = logging.getLogger(__name__)
 _WARN_EVERY_S = 10.0
 
+_TELL_S = 8e-3  # each telling wakes threads in several processes: no answer waits for longer
+
 Item = tuple[int, Key, memoryview]
-Settle = Callable[[int, Outcome], None]
+Settled = tuple[int, Outcome]
+Settle = Callable[[list[Settled]], None]
 
 
 # A peer has not brought a block; as of where in its stream it surely has none, if it is sure.
@@ -169,73 +174,49 @@ class Member:
         settle: Settle,
         until: float,
         wanted: Callable[[], bool],
-        before_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads blocks into their buffers and calls `settle` as each is decided.
+        """Reads blocks into their buffers and calls `settle` with what is decided, a few at a time.
 
-        `wanted` is asked between two blocks; when it says no, the rest is let be. `before_wait` is
-        called when the next one is not there yet.
+        `wanted` is asked before each wait; when it says no, the rest is let be.
 
         Raises:
             KvistError: it broke a rule, or (`TierTimeout`) is too slow; some may not be settled.
             OSError: the connection broke.
         """
-        left = dict(enumerate(items))
+        keys, outs = [key for _, key, _ in items], [out for _, _, out in items]
         budget_s = max(0.0, min(until - self._clock(), m.MOST_READ_S))
-        request = m.Read(join_keys([key for _, key, _ in items]), budget_s)
+        answered = False
 
         def receive(wire: Wire) -> None:
-            header = bytearray(m.BLOCK.size)
-            while left:
+            nonlocal answered
+            answers = wire.answers(keys, outs)
+            while answers.left:
                 if not wanted():
                     raise LeftAloneError(errno.ECANCELED, "nobody waits any more")
-                if not wire.ready():
-                    before_wait()
-                limit = min(until, self._clock() + self._timeout_s)
-                wire.fill(memoryview(header), limit)
-                n, status, size_bytes, expected, key = m.BLOCK.unpack(header)
-                if n not in left or left[n][1] != key:
-                    raise ProtocolError(f"block {n} was not asked for, or came before")
-                index, _, out = left.pop(n)
-                settle(index, self._block(wire, key, out, status, size_bytes, expected, limit))
+                taken = wire.take(answers, until, self._timeout_s, _TELL_S)
+                answered = True
+                settle(self._outcomes(items, taken))
 
-        self._call(request, receive, until, unanswered=lambda: len(left) == len(items))
+        request = m.Read(join_keys(keys), budget_s)
+        self._call(request, receive, until, unanswered=lambda: not answered)
 
-    def _block(
-        self,
-        wire: Wire,
-        key: Key,
-        out: memoryview,
-        status: int,
-        size_bytes: int,
-        expected: int,
-        limit: float,
-    ) -> Outcome:
-        if status == m.MISS and size_bytes in (0, m.POSITION.size):
-            at = self._position(wire, size_bytes, limit)
-            with self._lock:
-                self.counts.absent += 1
-            self._lacks(key, at)
-            return Outcome.MISS
-        if status != m.HIT or size_bytes != out.nbytes:
-            raise ProtocolError(f"a block of {size_bytes} bytes in place of {out.nbytes}")
-        if wire.fill_block(out, limit) != expected:
-            with self._lock:
-                self.counts.damaged += 1
-            self._lacks(key, None)
-            self._fail(f"sent a damaged block {key.hex()[:12]}")
-            return Outcome.MISS
+    def _outcomes(self, items: Sequence[Item], taken: Sequence[Taken]) -> list[Settled]:
+        """What became of blocks; tells of those that have not come."""
+        hits = [items[n] for n, found, _ in taken if found == HIT]
         with self._lock:
-            self.counts.blocks += 1
-            self.counts.size_bytes += size_bytes
-        return Outcome.HIT
-
-    def _position(self, wire: Wire, size_bytes: int, limit: float) -> Position | None:
-        if not size_bytes:
-            return None
-        data = bytearray(size_bytes)
-        wire.fill(memoryview(data), limit)
-        return Position(*m.POSITION.unpack(data))
+            self.counts.blocks += len(hits)
+            self.counts.size_bytes += sum(out.nbytes for _, _, out in hits)
+            self.counts.absent += sum(found == MISS for _, found, _ in taken)
+            self.counts.damaged += sum(found == DAMAGED for _, found, _ in taken)
+        for n, found, at in taken:
+            if found != HIT:
+                key = items[n][1]
+                self._lacks(key, None if at is None else Position(*at))
+                if found == DAMAGED:
+                    self._fail(f"sent a damaged block {key.hex()[:12]}")
+        return [
+            (items[n][0], Outcome.HIT if found == HIT else Outcome.MISS) for n, found, _ in taken
+        ]
 
     def close(self) -> None:
         """Ends its threads and hangs up; calls that are under way come to their end. Idempotent."""

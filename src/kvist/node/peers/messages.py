@@ -21,11 +21,11 @@ In place of any answer of the handshake there may be `Refused`, with the reason 
 and `Refused` keep their shape for ever, so that any two versions can at least refuse each other.
 After the handshake one request is under way at a time on a connection; what breaks a rule ends it.
 
-A block header is 56 bytes, little-endian: index in the request (u32), 1 for a block and 0 for a
-miss (u32), bytes that follow (u64), their XXH3-64 (u64; 0 for a miss), and the block's key: two
-sides that are out of step must not take one block for another. What follows a miss is nothing, or,
-where the owner is in a cluster and has no such block, the place in its event stream as of which
-that holds (`cluster.directory.Position`): incarnation and number, u64 each.
+A block header (`kvist.native.answer`) is 56 bytes, little-endian: index in the request (u32), 1 for
+a block and 0 for a miss (u32), bytes that follow (u64), their XXH3-64 (u64; 0 for a miss), and the
+block's key: two sides that are out of step must not take one block for another. What follows a miss
+is nothing, or, where the owner is in a cluster and has no such block, the place in its event stream
+as of which that holds (`cluster.directory.Position`): incarnation and number, u64 each.
 
 An `Offer` goes the other way than blocks do: who sends it has blocks that the other node should
 fetch and keep.
@@ -59,9 +59,6 @@ MOST_STRANGER_BYTES = 512  # of a message before the credentials were proven
 MOST_WANT_BYTES = 4 << 10
 MOST_REQUEST_BYTES = MOST_HAVE_KEYS * KEY_BYTES + 64
 HEAD = struct.Struct("<I")
-BLOCK = struct.Struct("<IIQQ32s")
-POSITION = struct.Struct("<QQ")
-MISS, HIT = 0, 1
 NO_PARENT = bytes(KEY_BYTES)
 
 _Number = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]

@@ -20,6 +20,7 @@ from kvist.cluster.directory import Position
 from kvist.core.errors import ClosedError, LeaseError, NoSpaceError
 from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
+from kvist.native.answer import BLOCK, HIT, MISS, POSITION
 from kvist.node.peers import messages as m
 from kvist.node.peers.wire import Buffer, Wire
 from kvist.node.protocol import split_keys
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 IDLE_S = 600.0  # a reader that asks for nothing so long is let go
 _BODY_S = 5.0  # a request that has begun must be whole by then
 _STALL_S = 5.0  # a reader that takes no block for so long is let go
-_PART_BLOCKS = 4
+_PART_BYTES = 16 << 20
+_PART_BLOCKS = 16
 _PARTS = 2  # leased at once
 
 
@@ -117,8 +119,11 @@ class Serving:
         own = self._blocks()
         leased: deque[tuple[TieredReadLease | None, range]] = deque()
         try:
-            for start in range(0, len(keys), _PART_BLOCKS):
-                part = range(start, min(start + _PART_BLOCKS, len(keys)))
+            size = _PART_BLOCKS
+            if own is not None:
+                size = max(1, min(size, _PART_BYTES // own.block_bytes))
+            for start in range(0, len(keys), size):
+                part = range(start, min(start + size, len(keys)))
                 leased.append((self._lease(own, keys, part, until), part))
                 if len(leased) == _PARTS:
                     self._send_first(leased, own, keys, until)
@@ -186,7 +191,7 @@ class Serving:
             if lease.wait(offset) is Outcome.HIT:
                 block, checksum = lease.buffer(offset), lease.checksum(offset)
                 self._counts.sent(block.nbytes)
-                return [m.BLOCK.pack(i, m.HIT, block.nbytes, checksum, key), block]
+                return [BLOCK.pack(i, HIT, block.nbytes, checksum, key), block]
         except (ClosedError, LeaseError) as error:
             _log.debug("a block is not sent: %s", error)  # the store closes
         self._counts.missed(busy=False)
@@ -204,6 +209,6 @@ class Serving:
         except ClosedError:
             sure = False
         if at is None or not sure:
-            return m.BLOCK.pack(i, m.MISS, 0, 0, key)
-        header = m.BLOCK.pack(i, m.MISS, m.POSITION.size, 0, key)
-        return header + m.POSITION.pack(at.incarnation, at.number)
+            return BLOCK.pack(i, MISS, 0, 0, key)
+        header = BLOCK.pack(i, MISS, POSITION.size, 0, key)
+        return header + POSITION.pack(at.incarnation, at.number)

@@ -23,13 +23,12 @@ from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.node.peers import messages as m
 from kvist.node.peers.beliefs import Beliefs
-from kvist.node.peers.member import Item, Member
+from kvist.node.peers.member import Item, Member, Settled
 from kvist.tiers.protocol import Payload
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _LEAST_BYTES_PER_S = 16 << 20  # a peer that brings less is of no use
-_TELL_EVERY_S = 3e-3
 _ROUNDS = 2  # what one peer failed to bring is asked of another once
 
 
@@ -50,35 +49,13 @@ class _Batch:
     """One `read_many`: what has arrived, and who still holds buffers."""
 
     until: float
-    arrived: SimpleQueue[list[tuple[int, Outcome]] | None] = field(default_factory=SimpleQueue)
+    arrived: SimpleQueue[list[Settled] | None] = field(default_factory=SimpleQueue)
     given_up: Event = field(default_factory=Event)
     calls: dict[Future[None], _Share] = field(default_factory=dict)
     asked: set[tuple[int, Member]] = field(default_factory=set)  # which block of whom
 
     def wanted(self) -> bool:
         return not self.given_up.is_set()
-
-
-class _Settled:
-    """What one call has settled. Each telling wakes threads: it is told when the call waits anyway,
-    and every few milliseconds.
-    """
-
-    def __init__(self, batch: _Batch, clock: Callable[[], float]) -> None:
-        self._batch, self._clock = batch, clock
-        self._told_s = clock()
-        self._untold: list[tuple[int, Outcome]] = []
-
-    def settle(self, index: int, outcome: Outcome) -> None:
-        self._untold.append((index, outcome))
-        if self._clock() - self._told_s >= _TELL_EVERY_S:
-            self.tell()
-
-    def tell(self) -> None:
-        if self._untold:
-            self._batch.arrived.put(self._untold)
-            self._untold = []
-        self._told_s = self._clock()
 
 
 class PeerTier:
@@ -179,16 +156,13 @@ class PeerTier:
 
     def _bring(self, batch: _Batch, share: _Share) -> None:
         """Reads a share; on a thread of the member's. What is not settled has failed."""
-        settled = _Settled(batch, self._clock)
         try:
             if batch.wanted() and share.member.readable():
-                settle, tell = settled.settle, settled.tell
-                share.member.read(share.items, settle, batch.until, batch.wanted, tell)
+                share.member.read(share.items, batch.arrived.put, batch.until, batch.wanted)
         except (KvistError, OSError) as error:  # the member has told its breaker, and the log
             _log.debug("peer %s: %s", share.member.name, error)
         finally:
             share.member.book(-share.size_bytes)
-            settled.tell()
             batch.arrived.put(None)
 
     def _arrivals(self, batch: _Batch, calls: int) -> Iterator[tuple[int, Outcome]]:

@@ -1,9 +1,8 @@
 """A TCP connection whose every call ends at a deadline, however slowly bytes drip.
 
-Blocks go from the sender's slot to the socket and from the socket into the reader's slot: plain
-sockets block in the kernel with a time limit of the kernel's, which holds for a whole call. Sent,
-several blocks are one call; received, a block is a few, each of them hashed while it is in a cache.
-TLS has its own copies.
+Blocks go from the sender's slot to the socket and from the socket into the reader's slot, several
+in one call: plain sockets block in the kernel with a time limit of the kernel's, which holds for a
+whole call. What is received is hashed while it is in a cache. TLS has its own copies.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from kvist.core.errors import TierTimeout
-from kvist.native import checksum, receive_checksum
+from kvist.core.keys import Key
+from kvist.native import Answers, answers_twin
+from kvist.native.answers_twin import Taken
 from kvist.node.peers.messages import HEAD, Message, encode
 from kvist.node.protocol import ProtocolError
 
-BUFFER_BYTES = 4 << 20  # what the kernel may hold of each direction of a connection
 _TLS_BYTES = 1 << 20  # given to TLS in one call
 _TIMEVAL = struct.Struct("ll")
 _TCP = {  # a host that vanishes without a word is noticed within a minute
@@ -84,25 +83,23 @@ class Wire:
                 raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
             out = out[count:]
 
-    def fill_block(self, out: memoryview, until: float) -> int:
-        """Fills `out` with what comes and returns its checksum.
+    def answers(self, keys: Sequence[Key], outs: Sequence[memoryview]) -> Answers:
+        """For the answers to a request: block i has `keys[i]` and goes into `outs[i]`."""
+        return Answers(keys, outs)
+
+    def take(self, answers: Answers, until: float, each_s: float, tell_s: float) -> list[Taken]:
+        """Waits for an answer, and takes those that come soon; see `answers_twin.Answers.take`.
 
         Raises:
+            TierTimeout: an answer is not whole by `until`, or takes longer than `each_s`.
+            ProtocolError: it is none to this request.
             OSError: as `fill`.
         """
         with _timely():
-            count, found = receive_checksum(self._socket.fileno(), out, self.left_s(until))
-        if count < out.nbytes:
-            raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
-        return found
-
-    def ready(self) -> bool:
-        """Whether something is there to be received; may say no where there is."""
-        try:
-            self._socket.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        return True  # if it is only the end: that, too, can be had without waiting
+            try:
+                return self._take(answers, self.left_s(until), each_s, tell_s)
+            except ValueError as error:
+                raise ProtocolError(str(error)) from error
 
     def tell(self, message: Message, until: float) -> bytes:
         """Sends a message; returns its bytes.
@@ -152,6 +149,9 @@ class Wire:
         except BlockingIOError:
             return 0  # the kernel's limit: `_limit` says whether it was ours
 
+    def _take(self, answers: Answers, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
+        return answers.take(self._socket.fileno(), left_s, each_s, tell_s)
+
     def _receive(self, out: memoryview, until: float) -> int:
         while True:
             self._limit(socket.SO_RCVTIMEO, until)
@@ -164,14 +164,21 @@ class Wire:
 class TlsWire(Wire):
     """The same over TLS."""
 
-    def fill_block(self, out: memoryview, until: float) -> int:
-        """As of `Wire`; a block is hashed when it is there."""
-        self.fill(out, until)
-        return checksum(out)
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        """Owns `connection`."""
+        super().__init__(connection)
+        self._secure = connection
 
-    def ready(self) -> bool:
-        """No: TLS cannot peek."""
-        return False
+    def ready(self, wait_s: float) -> bool:
+        """See `answers_twin.Source`."""
+        return self._secure.pending() > 0 or answers_twin.comes(self._secure, wait_s)
+
+    def answers(self, keys: Sequence[Key], outs: Sequence[memoryview]) -> Answers:
+        """As of `Wire`."""
+        return answers_twin.Answers(keys, outs)
+
+    def _take(self, answers: Answers, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
+        return answers.take_from(self, left_s, each_s, tell_s)
 
     def _send(self, parts: Sequence[memoryview], until: float) -> int:
         self._socket.settimeout(self.left_s(until))
@@ -254,18 +261,7 @@ def _wired(
 
 
 def _tune(link: socket.socket) -> None:
+    """Leaves the kernel its buffers: it finds their sizes, and in larger ones bytes grow cold."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _TCP.items():
         link.setsockopt(socket.IPPROTO_TCP, option, value)
-    enlarge(link)
-
-
-def enlarge(link: socket.socket) -> None:
-    """Large buffers, where the kernel grants them: a smaller one would be worse than its own."""
-    for option, limit in ((socket.SO_RCVBUF, "rmem_max"), (socket.SO_SNDBUF, "wmem_max")):
-        try:
-            most = int(Path("/proc/sys/net/core", limit).read_text())
-        except (OSError, ValueError):
-            continue
-        if most >= BUFFER_BYTES:
-            link.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)

@@ -5,6 +5,9 @@ before its queue is empty, and how many come there is seen by how many wait ther
 work is charged once for the request itself and once for each request that waits at that replica:
 nothing where nobody waits, and the more the busier the replica, where work that a cache could have
 spared is what others wait for. Long prompts thereby keep away from where many short ones come.
+
+Prefill also slows whoever decodes there, by about a second for each of its own; such a second
+weighs a tenth of one before a first token. So long prompts keep away from where many decode.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class Settings:
 
 
 DEFAULTS = Settings()
+_DECODE_RATIO = 0.1  # what a second's delay of a decode weighs beside one before a first token
 _STEP_TIE_RATIO = 1.01
 
 
@@ -73,7 +77,8 @@ class Kvist:
         return candidate.prefix()
 
     def _cost_s(self, candidate: Candidate) -> float:
-        charge = 1 + candidate.load().waiting
+        load = candidate.load()
+        charge = 1 + load.waiting + _DECODE_RATIO * (load.requests - load.waiting)
         cost_s = candidate.queue_s() + charge * candidate.serve_s(candidate.prefix())
         known, settings = candidate.known, self._settings
         if not known.session:

@@ -294,6 +294,7 @@ class Engine:
             self._finish(sequence)
         for sequence, size in chunks:
             sequence.computed_tokens += size
+            self.memory.name(sequence)
             if sequence.computed_tokens >= sequence.prompt_tokens:
                 self._end_prefill(sequence)
         self._busy = False
@@ -301,7 +302,6 @@ class Engine:
 
     def _end_prefill(self, sequence: Sequence) -> None:
         del self.prefilling[sequence]
-        self.memory.name(sequence)
         sequence.token_at(self._kernel.now_s)
         self._owner.prefilled(sequence)
         if not sequence.left_tokens:

@@ -57,12 +57,13 @@ class Memory:
         return True
 
     def name(self, sequence: Sequence) -> None:
-        """Makes the full blocks of a computed prompt known, to be shared."""
-        new = sequence.keys[sequence.held_blocks :]
+        """Makes the full blocks of what is computed of a prompt known, to be shared."""
+        full = sequence.computed_tokens // self.block_tokens
+        new = sequence.keys[sequence.held_blocks : full]
         if self.pool.keeps and new:
             self.pool.name(new)
             sequence.nameless_tokens -= len(new) * self.block_tokens
-            sequence.held_blocks = len(sequence.keys)
+            sequence.held_blocks += len(new)
 
     def recount(self, sequence: Sequence) -> None:
         """Notes what a request holds that decoded: all its context."""

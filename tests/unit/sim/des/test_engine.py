@@ -48,6 +48,30 @@ def test_a_long_prompt_is_computed_in_chunks_that_each_pay_for_the_pass() -> Non
     assert report.ttft_s.mean == pytest.approx(parts, rel=1e-9)
 
 
+def test_a_prompt_shares_what_is_computed_of_another_one_step_by_step() -> None:
+    """The second is let in beside the last chunk of the first, whose blocks before it are there.
+
+    It was computed from its start, since a prompt's blocks were known at its end only.
+    """
+    spec = cluster(engine=engine(step_tokens=1000))
+    report = simulate(spec, trace(request(0, "a", 6401), request(0.01, "a", 6465)))
+    first, second = report.served
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == 6000 // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_blocks_of_a_prompt_that_is_preempted_in_the_middle_are_kept() -> None:
+    """Decodes grow until the prompt that is being computed has to give way; it finds its own."""
+    spec = cluster(engine=engine(step_tokens=100, hbm_tokens=7000))
+    decodes = [request(0, f"a{n}", 64, output=120) for n in range(8)]
+    report = simulate(spec, trace(*decodes, request(0.2, "b", 6200)))
+    assert (report.finished, report.preempted) == (9, 1)
+    devices, chunk_s = spec.hardware.count, PREFILL.prefill_s(100, 6100)
+    alone_s = 62 * PREFILL.a_s + PREFILL.b_s * 6200 + PREFILL.c_s * 6200**2
+    spent_s = report.prefill_device_s / devices - 8 * PREFILL.prefill_s(64, 0)
+    assert spent_s < alone_s + 10 * chunk_s
+
+
 def test_decode_takes_a_step_of_the_cost_model_a_token() -> None:
     report = simulate(cluster(), trace(request(0, "a", 1000, output=6)))
     steps = sum(DECODE.decode_s(1, 1001 + i) for i in range(5))
