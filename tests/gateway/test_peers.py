@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -108,6 +109,32 @@ def test_word_reaches_the_others_and_not_oneself(tmp_path: Path) -> None:
     finally:
         for one in all_:
             one.close()
+
+
+def test_what_is_heard_first_of_a_gateway_names_all_its_tenants() -> None:
+    """Else what a tenant did there first would not be told from what it did before."""
+    telling = TenantLimits(requests_per_min=60)
+    teller = Peers(Booked(), telling, listen=LOCAL, members=())
+    heard: list[bool] = []
+
+    class Listening(TenantLimits):
+        def hear(self, *_args: Any, whole: bool = True) -> None:
+            heard.append(whole)
+
+    listener = Peers(Booked(), Listening(), listen="", members=(teller.listens_at,))
+    now_s = 100.0
+    try:
+        teller.tell(now_s)  # nobody hears it: the first of all
+
+        def step() -> None:
+            teller.tell(now_s + 0.1)
+            listener.hear(now_s)
+
+        until(lambda: bool(heard), step)
+        assert heard[0]
+    finally:
+        teller.close()
+        listener.close()
 
 
 def test_only_who_knows_the_secret_hears_and_is_believed() -> None:

@@ -165,6 +165,11 @@ class TenantLimits:
         account.in_flight -= 1
         account.use(0, output_tokens, now_s)
 
+    @property
+    def tenants(self) -> int:
+        """How many it knows."""
+        return len(self._accounts)
+
     def used(self, now_s: float, *, whole: bool = True) -> dict[str, Used]:
         """What tenants with limits used here, for other gateways; not `whole`: those of late."""
         since_s = float("-inf") if whole else now_s - self._expire_s

@@ -86,9 +86,10 @@ class Stream(asyncio.Protocol):
             if 0 <= place < len(seen) - len(_FIRST):
                 self.first.set_result(time.perf_counter())
         if not self.end.done() and _DONE in seen:
-            self.end.set_result(time.perf_counter())
+            ended_s = time.perf_counter()
+            self.end.set_result(ended_s)
             if not self.first.done():  # an answer without text
-                self.first.set_result(self.end.result())
+                self.first.set_result(ended_s)
         self._tail = seen[-64:]
 
     def connection_lost(self, exc: Exception | None) -> None:
