@@ -54,12 +54,14 @@ class IndexedPrefixes:
             found = self.index.match(keys)
             nodes = sorted(set(self._nodes.values()))
             far = self.index.farthest(keys, nodes) if nodes else 0
-        prefixes = {name: self._in_tokens(name, prefix, far) for name, prefix in found.items()}
-        if far:
-            lacking = self._attached - found.keys()
-            nothing = Found(0, 0, 0, 0)
-            prefixes |= {name: self._in_tokens(name, nothing, far) for name in lacking}
-        return prefixes
+        if not found and not far:
+            return {}
+        # All are named: what counts for others would be what the best of these could have.
+        nothing = Found(0, 0, 0, 0)
+        return {
+            name: self._in_tokens(name, found.get(name, nothing), far)
+            for name in self._attached | found.keys()
+        }
 
     def expire(self, now_s: float) -> None:
         """See `LearnsChoices`."""

@@ -135,13 +135,25 @@ def test_what_is_in_hbm_only_is_nobody_elses_to_fetch() -> None:
     assert found["far"] == blocks(0, 0, 0, 0)
 
 
+def test_without_nodes_nobody_fetches_from_another() -> None:
+    """Who holds nothing is named, too: a router takes others to have what the best could fetch."""
+    prefixes, keys = placed(), asked("1").keys[:8]
+    prefixes.place({})
+    says(prefixes, "of-a", Tier.HBM, keys)
+    assert prefixes.match(keys) == {
+        "a": blocks(8, 8, 0, 8),
+        "b": blocks(0, 0, 0, 0),
+        "far": blocks(0, 0, 0, 0),
+    }
+
+
 def test_replica_that_was_down_is_heard_again() -> None:
     prefixes, keys = placed(), asked("1").keys[:4]
     says(prefixes, "of-a", Tier.HBM, keys)
     prefixes.removed("a")
     assert prefixes.match(keys) == {}
     says(prefixes, "of-a", Tier.HBM, keys[:3])
-    assert prefixes.match(keys) == {"a": blocks(3, 3, 0, 3)}
+    assert prefixes.match(keys)["a"] == blocks(3, 3, 0, 3)
 
 
 def test_prompts_are_named_in_the_keyspace_that_is_taken_over() -> None:
