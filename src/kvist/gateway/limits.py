@@ -8,7 +8,7 @@ more than what the others let in while a word was on its way, and no minute late
 counts from the start of a gateway, so a lost word loses nothing. A tenant of which a gateway that
 nobody knows speaks for the first time comes with how much is left: whoever believes in more takes
 that over. A gateway that is silent for `expire_s` is forgotten, with what it has in flight. Words
-leave out tenants that did nothing for so long, but for a whole one now and then.
+of many tenants leave out those that did nothing for so long, but for a whole one now and then.
 """
 
 from __future__ import annotations
