@@ -13,6 +13,8 @@ from node_process import attach
 
 from kvist.node.keyspaces import Attach
 from kvist.node.peers import messages as m
+from kvist.node.peers.carrying.showcase import Showcase
+from kvist.node.peers.carrying.transport import Carrying
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.peering import Address, Peering
 from kvist.node.peers.server import PeerServer, listen
@@ -43,6 +45,7 @@ def owner(
     wanted: Attach | None = None,
     node: bytes | None = None,
     cluster: ClusterSide | None = None,
+    showcase: Showcase | None = None,
     block_bytes: int = RAW_BYTES,
     slots: int = SLOTS,
 ) -> Iterator[tuple[PeerServer, TieredStore]]:
@@ -65,6 +68,7 @@ def owner(
             first_s=first_s,
             node=node,
             cluster=cluster,
+            showcase=showcase,
         )
         try:
             yield server, store
@@ -74,9 +78,15 @@ def owner(
             assert store.stats().leases == 0
 
 
-def peering(server: PeerServer, credentials: Credentials | None = None) -> Peering:
-    """What reads from an owner."""
-    host, _, port = server.address.rpartition(":")
+def peering(
+    server: PeerServer | str,
+    credentials: Credentials | None = None,
+    *,
+    carrying: Carrying | None = None,
+) -> Peering:
+    """What reads from an owner, or from one at an address."""
+    address = server if isinstance(server, str) else server.address
+    host, _, port = address.rpartition(":")
     return Peering(
         credentials or Credentials(),
         None,
@@ -86,6 +96,7 @@ def peering(server: PeerServer, credentials: Credentials | None = None) -> Peeri
         probe_s=1.0,
         retry_s=0.05,
         index_blocks=1000,
+        carrying=carrying,
     )
 
 

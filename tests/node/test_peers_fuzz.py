@@ -58,6 +58,10 @@ _ASKED: tuple[m.Message, ...] = (
     m.Read(b"".join(_KEYS[:4]), 1.0),
     m.Have(key(1)),
     m.Read(key(2) + key(9), 0.5),
+    m.Carry("memory"),
+    m.Lend(key(1) + key(4), 0.5),
+    m.Returned(),
+    m.Lend(key(2) + key(9), 0.0),
     m.Offer("other", 1, 1, key(1) + key(20), m.NO_PARENT + key(1), ("", "tenant")),
 )
 

@@ -119,7 +119,7 @@ def test_versions_that_share_nothing_refuse_each_other_in_words() -> None:
     with owner() as (server, _), RawPeer(server) as raw:
         answer = raw.greet(oldest=7, newest=9)
         assert isinstance(answer, m.Refused)
-        assert answer.reason.startswith("this node speaks peer protocols 2 to 2, the other 7 to 9")
+        assert answer.reason.startswith("this node speaks peer protocols 2 to 3, the other 7 to 9")
 
 
 @pytest.mark.parametrize("other", [{"block_bytes": RAW_BYTES + 1}, {"layout": "another"}])

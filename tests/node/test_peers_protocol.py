@@ -14,6 +14,7 @@ from kvist.node.peers.credentials import Credentials
 from kvist.node.protocol import ProtocolError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "peer_protocol_v2.json"
+GOLDEN_ADDED = GOLDEN.with_name("peer_protocol_v3.json")
 TOKEN = Credentials(b"t" * 32)
 ALL: tuple[m.Message, ...] = (
     m.Hello(m.MAGIC, 2, 2, b"n" * 16, b"x" * 32),
@@ -28,7 +29,20 @@ ALL: tuple[m.Message, ...] = (
     m.Offer("a", 7, 9, bytes(32), m.NO_PARENT, ("t",)),
     m.Taken(1),
 )
-_DECODERS = (m.HELLO, m.ANSWER, m.WANT, m.REQUEST, m.HELD, m.TAKEN)
+_LOANS = (
+    (bytes(32), m.Loan.LENT, 2**64 - 1, 2**63),
+    (b"k" * 32, m.Loan.SURELY_NOT, 7, 9),
+    (b"l" * 32, m.Loan.ASK, 0, 0),
+    (b"m" * 32, m.Loan.MISS, 0, 0),
+)
+ADDED: tuple[m.Message, ...] = (
+    m.Carry("nixl"),
+    m.Carried(b"contact"),
+    m.Lend(bytes(32), 1.5),
+    m.Lent(True, b"".join(m.pack_loan(*loan) for loan in _LOANS)),
+    m.Returned(),
+)
+_DECODERS = (m.HELLO, m.ANSWER, m.WANT, m.REQUEST, m.HELD, m.TAKEN, m.CARRIED, m.LENT)
 
 
 def _decoded(body: bytes) -> m.Message:
@@ -54,6 +68,32 @@ def test_bytes_of_peer_protocol_2_are_what_they_were() -> None:
     assert [proof.hex() for proof in proofs] == golden["proofs"]
 
 
+def test_bytes_that_peer_protocol_3_adds_are_what_they_were() -> None:
+    golden = json.loads(GOLDEN_ADDED.read_text())
+    assert [(repr(x), m.encode(x).hex()) for x in ADDED] == [tuple(x) for x in golden["messages"]]
+    for message in ADDED:
+        assert _decoded(m.encode(message)[m.HEAD.size :]) == message
+    packed = bytes.fromhex(golden["loans"])
+    assert packed == b"".join(m.pack_loan(*loan) for loan in _LOANS)
+    found = m.unpack_loans(packed, [key for key, *_ in _LOANS])
+    assert found == [tuple(rest) for _, *rest in _LOANS]
+
+
+@pytest.mark.parametrize("spoil", ["cut", "key", "none", "more", "unknown"])
+def test_loans_that_are_not_of_what_was_asked_for_are_refused(spoil: str) -> None:
+    keys = [key for key, *_ in _LOANS]
+    packed = b"".join(m.pack_loan(*loan) for loan in _LOANS)
+    packed = {
+        "cut": packed[:-1],
+        "key": b"x" + packed[1:],
+        "none": b"",
+        "more": packed + packed[: m.LOAN.size],
+        "unknown": m.LOAN.pack(keys[0], 4, 0, 0),
+    }[spoil]
+    with pytest.raises(ProtocolError):
+        m.unpack_loans(packed, keys)
+
+
 def test_every_message_between_nodes_has_golden_bytes() -> None:
     declared = {
         found
@@ -62,7 +102,7 @@ def test_every_message_between_nodes_has_golden_bytes() -> None:
         and issubclass(found, msgspec.Struct)
         and found.__name__[0] != "_"
     }
-    assert declared == {type(message) for message in ALL}
+    assert declared == {type(message) for message in (*ALL, *ADDED)}
 
 
 def test_what_a_stranger_may_say_fits_in_few_hundred_bytes() -> None:

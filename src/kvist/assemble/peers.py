@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvist.config import Config, check_peers, peer_address, peer_members
+from kvist.config import Config, check_peers, check_transport, peer_address, peer_members
+from kvist.node.peers.carrying.transport import Carrying
 from kvist.node.peers.credentials import Credentials, read_token, tls_contexts
 from kvist.node.peers.peering import Address, Peering
 
@@ -13,10 +14,12 @@ def node_peering(config: Config) -> Peering:
     """How the node of this configuration serves others and reads from them.
 
     Raises:
-        ConfigError: an address is none, or a token or certificate is missing or cannot be used.
+        ConfigError: an address is none, or a token, certificate or package is missing or cannot
+            be used.
     """
     knobs = config.node.peers
     check_peers(knobs)
+    check_transport(knobs)
     token = b""
     if knobs.token_file:
         token = read_token(knobs.token_file, "node.peers.token_file")
@@ -33,4 +36,5 @@ def node_peering(config: Config) -> Peering:
         probe_s=knobs.probe_s,
         retry_s=knobs.retry_s,
         index_blocks=knobs.index,
+        carrying=None if knobs.transport == "tcp" else Carrying(knobs.transport),
     )

@@ -36,11 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=default.blocks, help="blocks of 2 MiB")
     parser.add_argument("--streams", type=int, default=default.streams, help="connections")
     parser.add_argument(
+        "--nixl", action="store_true", help="also two nodes whose blocks travel by NIXL"
+    )
+    parser.add_argument(
         "--alone", action="store_true", help="without Redis and Mooncake, where they are installed"
     )
     args = parser.parse_args(argv)
     settings = Settings(
-        rounds=args.rounds, blocks=args.blocks, streams=args.streams, peers=not args.alone
+        rounds=args.rounds,
+        blocks=args.blocks,
+        streams=args.streams,
+        peers=not args.alone,
+        nixl=args.nixl,
     )
     machine = describe_machine()
     try:

@@ -15,7 +15,13 @@ from kvist.config.gateway_schema import (
 )
 from kvist.config.knobs import Knob, knobs
 from kvist.config.load import LoadedConfig, as_mapping, load_config, value_at
-from kvist.config.peers_schema import PeersConfig, check_peers, peer_address, peer_members
+from kvist.config.peers_schema import (
+    PeersConfig,
+    check_peers,
+    check_transport,
+    peer_address,
+    peer_members,
+)
 from kvist.config.preflight import (
     Machine,
     Problem,
@@ -68,6 +74,7 @@ __all__ = [
     "check_cluster",
     "check_discovery",
     "check_peers",
+    "check_transport",
     "cluster_nodes",
     "dram_bytes",
     "format_size",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -54,6 +55,15 @@ class PeersConfig(Section, frozen=True):
             "is a node: it should sign for nothing else."
         ),
     ] = ""
+    transport: Annotated[
+        Literal["tcp", "nixl"],
+        Meta(
+            description="How the bytes of blocks travel. `nixl`: by NIXL's one-sided reads, over "
+            "RDMA where UCX finds it, to and from nodes that have it too, by TCP to and from "
+            "others. Needs `kvist[nixl]`, and a network where nobody else can reach this host: "
+            "UCX proves nothing and hides nothing."
+        ),
+    ] = "tcp"
     streams: Annotated[
         int,
         Meta(ge=1, le=32, description="Connections to each peer that bring blocks at once."),
@@ -132,6 +142,12 @@ def check_peers(peers: PeersConfig) -> None:
             path="$.node.peers.tls_cert",
             remedy="set node.peers.tls_cert, tls_key and tls_ca, or none of them",
         )
+    if any(tls) and peers.transport == "nixl":
+        raise ConfigError(
+            "blocks that travel by NIXL are not sealed by TLS",
+            path="$.node.peers.transport",
+            remedy="use node.peers.token_file in place of TLS, or transport tcp",
+        )
     if any(tls) or peers.token_file:
         return
     for knob, (host, port) in reached:
@@ -141,6 +157,21 @@ def check_peers(peers: PeersConfig) -> None:
                 path=f"$.node.peers.{knob}",
                 remedy="set node.peers.token_file or node.peers.tls_cert, or use 127.0.0.1",
             )
+
+
+def check_transport(peers: PeersConfig) -> None:
+    """Whether this host has what carries blocks.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    kind = peers.transport
+    if kind != "tcp" and importlib.util.find_spec(kind) is None:
+        raise ConfigError(
+            f"the package {kind} is missing",
+            path="$.node.peers.transport",
+            remedy=f"pip install 'kvist[{kind}]'",
+        )
 
 
 def is_loopback(host: str) -> bool:

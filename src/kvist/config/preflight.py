@@ -12,7 +12,7 @@ from pathlib import Path
 from kvist.adapters.opening import Limits, check_url, open_layered
 from kvist.codec.setting import REMOTE, SSD, CodecSetting
 from kvist.config.cluster_schema import check_cluster
-from kvist.config.peers_schema import check_peers
+from kvist.config.peers_schema import check_peers, check_transport
 from kvist.config.schema import Config
 from kvist.config.size import format_size
 from kvist.config.store_schema import GIB, MIB
@@ -162,6 +162,7 @@ def _remote_problems(config: Config) -> list[Problem]:
 def _peers_problems(config: Config) -> list[Problem]:
     try:
         check_peers(config.node.peers)
+        check_transport(config.node.peers)
         check_cluster(config.node.cluster, config.node.peers)
     except ConfigError as error:
         return [Problem(error.path.removeprefix("$."), error.message, error.remedy)]

@@ -62,6 +62,8 @@ class Outward:
         found: dict[str, object] = {}
         if self._server is not None:
             found["peers"] = self._server.facts()
+        if self._peering is not None and self._peering.carrying is not None:
+            found["carrying"] = self._peering.carrying.facts()
         if self.cluster is not None:
             found["cluster"] = self.cluster.facts()
         return found
@@ -74,3 +76,5 @@ class Outward:
             self._listener.close()
         if self._server is not None:
             self._server.stop(_STOP_S)
+        if self._peering is not None:
+            self._peering.close()

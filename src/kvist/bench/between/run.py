@@ -17,7 +17,7 @@ from kvist.bench.store.driven import Driven, find_peer
 from kvist.bench.store.redis import Redis
 from kvist.bench.store.samples import MOONCAKE, REDIS
 
-SOCKET, NODES = "socket", "kvist"
+SOCKET, NODES, BY_NIXL = "socket", "kvist", "kvist over NIXL"
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
     block_bytes: int = 2 << 20
     streams: int = 2
     peers: bool = True
+    nixl: bool = False
 
 
 class Outcomes(msgspec.Struct):
@@ -82,13 +83,17 @@ def _open(settings: Settings, blocks: Blocks, folder: Path, found: Outcomes) -> 
         undo.callback(ways[SOCKET].close)
         ways[NODES] = TwoNodes(blocks, folder, streams=streams)
         undo.callback(ways[NODES].close)
+        by_nixl: dict[str, Callable[[], Way]] = {
+            BY_NIXL: lambda: TwoNodes(blocks, folder, streams=streams, transport="nixl")
+        }
         others: dict[str, Callable[[], Way]] = {
             REDIS: lambda: Written(
                 Redis(blocks, folder, threads=streams, durable=False, over_tcp=True)
             ),
             MOONCAKE: lambda: Written(Driven(find_peer(MOONCAKE), blocks, folder, medium="peer")),
         }
-        for label, make in others.items() if settings.peers else ():
+        wanted = (by_nixl if settings.nixl else {}) | (others if settings.peers else {})
+        for label, make in wanted.items():
             try:
                 ways[label] = make()
                 undo.callback(ways[label].close)

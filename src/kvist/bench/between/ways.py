@@ -18,6 +18,7 @@ from kvist.bench.store.contender import Blocks, Contender, ContenderError, in_hu
 from kvist.core.keys import Key
 from kvist.core.lease import commit_each
 from kvist.core.outcome import BlockRef, Outcome
+from kvist.node import control
 from kvist.node.client import NodeStore
 from kvist.node.keyspaces import Attach
 
@@ -108,7 +109,9 @@ class PlainSocket:
 class TwoNodes:
     """Two nodes: an engine wrote to one of them, and another engine reads from the other."""
 
-    def __init__(self, blocks: Blocks, folder: Path, *, streams: int) -> None:
+    def __init__(
+        self, blocks: Blocks, folder: Path, *, streams: int, transport: str = "tcp"
+    ) -> None:
         """Starts the nodes and writes the blocks to the first.
 
         Raises:
@@ -118,24 +121,29 @@ class TwoNodes:
         self._keys = [_key(i) for i in range(blocks.count)]
         (port,) = free_ports(1)
         attach = Attach(bytes(32), "", blocks.block_bytes)
-        places = folder / "owner", folder / "reader"
+        places = folder / f"owner-{transport}", folder / f"reader-{transport}"
         for place in places:
             place.mkdir(mode=0o700)
         listen = f"node.peers.listen=127.0.0.1:{port}"
         members = f"node.peers.members=127.0.0.1:{port}"
-        sets = ("node.peers.probe_s=1", f"node.peers.streams={streams}")
+        way = f"node.peers.transport={transport}"
+        sets = ("node.peers.probe_s=1", f"node.peers.streams={streams}", way)
         self._nodes = [
-            node_process(places[0], blocks.total_bytes, listen),
+            node_process(places[0], blocks.total_bytes, listen, way),
             node_process(places[1], blocks.total_bytes, members, *sets),
         ]
         self._stores: list[NodeStore] = []
+        self._sockets: list[Path] = []
         entered = 0
         try:
             for node in self._nodes:
                 _, path = node.__enter__()
                 entered += 1
+                self._sockets.append(path)
                 self._stores.append(NodeStore(path, attach))
             self._fill()
+            if transport != "tcp":
+                self._wait_for_carriers()
         except (ContenderError, OSError):
             self._nodes = self._nodes[:entered]
             self.close()
@@ -155,6 +163,23 @@ class TwoNodes:
                 lease.buffer(i)[:] = self._blocks.view(i)
             if not all(commit_each(lease, range(len(refs)), [None] * len(refs))):
                 raise ContenderError("the node did not take every block")
+
+    def _wait_for_carriers(self) -> None:
+        """Reads until blocks are carried.
+
+        Raises:
+            ContenderError: they never are.
+        """
+        until = time.monotonic() + _START_S
+        while not self._carried_blocks():
+            self.prepare(0)
+            self.read(0)
+            if time.monotonic() > until:
+                raise ContenderError("the nodes do not carry blocks; see their log")
+
+    def _carried_blocks(self) -> int:
+        status = control.ask(self._sockets[1], "status")
+        return int(status["carrying"]["blocks"])
 
     def prepare(self, round_number: int) -> None:
         """Makes the reader's node forget, and learn anew what the owner has."""

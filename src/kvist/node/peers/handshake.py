@@ -36,6 +36,8 @@ def greet(
     raw, challenge = _answer(wire, m.MOST_STRANGER_BYTES, until)
     if not isinstance(challenge, m.Challenge):
         raise ProtocolError("the handshake went another way")
+    if not m.OLDEST_PROTOCOL <= challenge.protocol <= m.NEWEST_PROTOCOL:
+        raise ProtocolError(f"that node chose protocol {challenge.protocol}, which was not offered")
     if challenge.node == node:
         raise SelfMetError("that is this node itself", for_good=True)
     if challenge.token != bool(credentials.token):
@@ -54,6 +56,7 @@ def greet(
     _, welcome = _answer(wire, m.MOST_STRANGER_BYTES, until)
     if not isinstance(welcome, m.Welcome):
         raise ProtocolError("the handshake went another way")
+    wire.protocol = challenge.protocol
     return welcome
 
 

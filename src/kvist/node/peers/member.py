@@ -282,7 +282,7 @@ class Member:
     ) -> None:
         done = False
         try:
-            wire.tell(request, until)
+            wire.ask(request, until)
             receive(wire)
             done = True
         finally:

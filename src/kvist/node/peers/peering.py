@@ -14,10 +14,12 @@ from kvist.cluster.directory import Position
 from kvist.core.keys import Key
 from kvist.node.keyspaces import Attach
 from kvist.node.peers.beliefs import Beliefs, Probed
+from kvist.node.peers.carrying.lane import CarriedWire, Lane
+from kvist.node.peers.carrying.transport import Carrying
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import greet
 from kvist.node.peers.member import Lacks, Member
-from kvist.node.peers.messages import NODE_BYTES
+from kvist.node.peers.messages import CARRYING_PROTOCOL, NODE_BYTES
 from kvist.node.peers.server import OpenStore, PeerServer, listen, shown
 from kvist.node.peers.serving import ClusterSide
 from kvist.node.peers.tier import PeerTier
@@ -56,7 +58,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Peering:
-    """Everything that is set. `node` is how this process recognises itself among the members."""
+    """Everything that is set. `node` is how this process recognises itself among the members.
+
+    With `carrying` blocks travel by it to and from nodes that have the same.
+    """
 
     credentials: Credentials
     listen: Address | None
@@ -66,6 +71,7 @@ class Peering:
     probe_s: float
     retry_s: float
     index_blocks: int
+    carrying: Carrying | None = None
     node: bytes = field(default_factory=lambda: os.urandom(NODE_BYTES))
 
     def bind(self) -> socket.socket | None:
@@ -83,7 +89,15 @@ class Peering:
         cluster: ClusterSide | None = None,
     ) -> PeerServer:
         """Serves the open stores to whoever connects to `listener`, which the server owns then."""
-        return PeerServer(listener, find, self.credentials, node=self.node, cluster=cluster)
+        showcase = None if self.carrying is None else self.carrying.showcase
+        return PeerServer(
+            listener, find, self.credentials, node=self.node, cluster=cluster, showcase=showcase
+        )
+
+    def close(self) -> None:
+        """Ends the processes that carry blocks. Idempotent."""
+        if self.carrying is not None:
+            self.carrying.close()
 
     def lender(self, attach: Attach) -> PeerTier | None:
         """What the configured members have of a keyspace, if there are any."""
@@ -111,9 +125,12 @@ class Peering:
         rests: Callable[[], None] = lambda: None,
     ) -> Member:
         """A peer that blocks of a keyspace are read from; see `Member`."""
+        lane = None
+        if self.carrying is not None:
+            lane = self.carrying.lane(str(address), attach.block_bytes)
         return Member(
             str(address),
-            partial(self._open, address, attach),
+            partial(self._open, address, attach, lane),
             Breaker(
                 clock=time.monotonic,
                 random=random.random,
@@ -127,7 +144,7 @@ class Peering:
             rests=rests,
         )
 
-    def _open(self, address: Address, attach: Attach, until: float) -> Wire:
+    def _open(self, address: Address, attach: Attach, lane: Lane | None, until: float) -> Wire:
         """A connection on which the handshake is over.
 
         Raises:
@@ -142,7 +159,12 @@ class Peering:
         finally:
             if not done:
                 wire.close()
-        return wire
+        if lane is None:
+            return wire
+        if wire.protocol < CARRYING_PROTOCOL:
+            lane.absent()
+            return wire
+        return CarriedWire(wire, lane)
 
 
 def _drop(known: Knowledge, key: Key, at: Position | None) -> None:

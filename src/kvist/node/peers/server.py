@@ -20,6 +20,8 @@ from typing import Protocol
 from kvist.core.errors import FormatError, NodeRefusedError
 from kvist.node.keyspaces import Attach
 from kvist.node.peers import messages as m
+from kvist.node.peers.carrying.carrier import Carrier
+from kvist.node.peers.carrying.showcase import Showcase
 from kvist.node.peers.credentials import Credentials
 from kvist.node.peers.handshake import receive
 from kvist.node.peers.serving import ClusterSide, ServeCounts, Serving
@@ -62,6 +64,7 @@ class PeerServer:
         node: bytes | None = None,
         first_s: float = FIRST_S,
         cluster: ClusterSide | None = None,
+        showcase: Showcase | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts to serve `listener`, which it owns.
@@ -73,8 +76,10 @@ class PeerServer:
             node: the number of this process, which its own readers show.
             first_s: how long a reader may take to prove itself.
             cluster: what a node in a cluster does besides.
+            showcase: lets readers' carriers read blocks; else all are sent.
             clock: seconds that only grow.
         """
+        self._showcase = showcase
         self._listener, self._find, self._credentials = listener, find, credentials
         self._node = node or os.urandom(m.NODE_BYTES)
         self._first_s, self._cluster, self._clock = first_s, cluster, clock
@@ -127,6 +132,8 @@ class PeerServer:
     def _run(self) -> None:
         self._listener.settimeout(_LOOK_S)
         while not self._stopping.is_set():
+            if self._showcase is not None:
+                self._showcase.sweep(self._store)
             try:
                 connection, address = self._listener.accept()
             except TimeoutError:
@@ -177,6 +184,7 @@ class PeerServer:
                 lambda: self._blocks(want),
                 self.counts,
                 cluster=self._cluster,
+                carrier=lambda kind: self._carrier(kind, want),
                 clock=self._clock,
             ).run()
         except NodeRefusedError as error:
@@ -199,8 +207,19 @@ class PeerServer:
 
     def _blocks(self, want: Attach) -> OwnBlocks | None:
         """The store as it is now: it may have been closed and opened since the last request."""
-        found = self._find(want.fingerprint)
-        return found.store.own if found is not None and found.attach == want else None
+        store = self._store(want.fingerprint, want)
+        return None if store is None else store.own
+
+    def _carrier(self, kind: str, want: Attach) -> Carrier | None:
+        store = self._store(want.fingerprint, want)
+        if store is None or self._showcase is None:
+            return None
+        return self._showcase.carrier(kind, want.fingerprint, store)
+
+    def _store(self, fingerprint: bytes, want: Attach | None = None) -> TieredStore | None:
+        """The store of a keyspace, if it is open and, where that is said, of such blocks."""
+        found = self._find(fingerprint)
+        return None if found is None or want not in (None, found.attach) else found.store
 
     def _forget(self, thread: threading.Thread, connection: socket.socket) -> None:
         with self._lock:

@@ -22,6 +22,8 @@ from kvist.core.keys import Key
 from kvist.core.outcome import Outcome
 from kvist.native.answer import BLOCK, HIT, MISS, POSITION
 from kvist.node.peers import messages as m
+from kvist.node.peers.carrying.carrier import Carrier
+from kvist.node.peers.carrying.lending import Lending
 from kvist.node.peers.wire import Buffer, Wire
 from kvist.node.protocol import split_keys
 from kvist.store.leases import TieredReadLease
@@ -46,10 +48,10 @@ class ServeCounts:
     busy_blocks: int = 0
     _lock: Lock = field(default_factory=Lock)
 
-    def sent(self, size_bytes: int) -> None:
-        """A block is on its way."""
+    def sent(self, blocks: int, size_bytes: int) -> None:
+        """Blocks are on their way, or lent."""
         with self._lock:
-            self.sent_blocks += 1
+            self.sent_blocks += blocks
             self.sent_bytes += size_bytes
 
     def missed(self, *, busy: bool) -> None:
@@ -82,11 +84,16 @@ class Serving:
         counts: ServeCounts,
         *,
         cluster: ClusterSide | None = None,
+        carrier: Callable[[str], Carrier | None] = lambda kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serves the keyspace `fingerprint`; `blocks` finds its store, if it is open now."""
+        """Serves the keyspace `fingerprint`; `blocks` finds its store, if it is open now.
+
+        `carrier` finds what shows that store's arena, for a kind of carriers.
+        """
         self._wire, self._fingerprint, self._blocks = wire, fingerprint, blocks
         self._counts, self._cluster, self._clock = counts, cluster, clock
+        self._lending = Lending(wire, carrier, self._surely_not, clock=clock)
 
     def run(self) -> None:
         """Serves until the connection ends.
@@ -95,17 +102,27 @@ class Serving:
             ProtocolError: the reader broke a rule.
             OSError: it hung up, stalled or was idle for too long.
         """
-        while True:
-            until = self._clock() + IDLE_S
-            raw = self._wire.hear(m.MOST_REQUEST_BYTES, until, body_s=_BODY_S)
-            request = m.decode(m.REQUEST, raw[m.HEAD.size :])
-            if isinstance(request, m.Have):
-                self._have(split_keys(request.keys))
-            elif isinstance(request, m.Offer):
-                taken = self._cluster.take(self._fingerprint, request) if self._cluster else 0
-                self._wire.tell(m.Taken(taken), self._clock() + _STALL_S)
-            else:
-                self._read(split_keys(request.keys), self._clock() + request.deadline_s)
+        try:
+            while True:
+                until = self._lending.over_s(self._clock() + IDLE_S)
+                raw = self._wire.hear(m.MOST_REQUEST_BYTES, until, body_s=_BODY_S)
+                self._lending.give_back()
+                self._answer(m.decode(m.REQUEST, raw[m.HEAD.size :]))
+        finally:
+            self._lending.give_back()
+
+    def _answer(self, request: m.Request) -> None:
+        if isinstance(request, m.Have):
+            self._have(split_keys(request.keys))
+        elif isinstance(request, m.Read):
+            self._read(split_keys(request.keys), self._clock() + request.deadline_s)
+        elif isinstance(request, m.Lend):
+            self._lend(split_keys(request.keys), self._clock() + request.deadline_s)
+        elif isinstance(request, m.Carry):
+            self._lending.carry(request)
+        elif isinstance(request, m.Offer):
+            taken = self._cluster.take(self._fingerprint, request) if self._cluster else 0
+            self._wire.tell(m.Taken(taken), self._clock() + _STALL_S)
 
     def _have(self, keys: Sequence[Key]) -> None:
         own = self._blocks()
@@ -115,13 +132,22 @@ class Serving:
                 held = own.held(keys)
         self._wire.tell(m.Held(m.pack_bits(held)), self._clock() + _STALL_S)
 
+    def _lend(self, keys: Sequence[Key], until: float) -> None:
+        own = self._blocks()
+        part = range(min(len(keys), _part_blocks(own)))
+        lease = self._lease(own, keys, part, until)
+        loans = self._lending.lend(lease, keys[: len(part)], until)
+        lent = loans.count(m.Loan.LENT)
+        if own is not None:
+            self._counts.sent(lent, lent * own.block_bytes)
+        for _ in range(len(loans) - lent - loans.count(m.Loan.ASK)):
+            self._counts.missed(busy=False)
+
     def _read(self, keys: Sequence[Key], until: float) -> None:
         own = self._blocks()
         leased: deque[tuple[TieredReadLease | None, range]] = deque()
         try:
-            size = _PART_BLOCKS
-            if own is not None:
-                size = max(1, min(size, _PART_BYTES // own.block_bytes))
+            size = _part_blocks(own)
             for start in range(0, len(keys), size):
                 part = range(start, min(start + size, len(keys)))
                 leased.append((self._lease(own, keys, part, until), part))
@@ -190,7 +216,7 @@ class Serving:
         try:
             if lease.wait(offset) is Outcome.HIT:
                 block, checksum = lease.buffer(offset), lease.checksum(offset)
-                self._counts.sent(block.nbytes)
+                self._counts.sent(1, block.nbytes)
                 return [BLOCK.pack(i, HIT, block.nbytes, checksum, key), block]
         except (ClosedError, LeaseError) as error:
             _log.debug("a block is not sent: %s", error)  # the store closes
@@ -198,7 +224,15 @@ class Serving:
         return [self._miss(i, key)]
 
     def _miss(self, i: int, key: Key) -> bytes:
-        """The header of a miss, and the position as of which there is surely no such block.
+        """The header of a miss, and the position as of which there is surely no such block."""
+        at = self._surely_not(key)
+        if at is None:
+            return BLOCK.pack(i, MISS, 0, 0, key)
+        header = BLOCK.pack(i, MISS, POSITION.size, 0, key)
+        return header + POSITION.pack(at.incarnation, at.number)
+
+    def _surely_not(self, key: Key) -> Position | None:
+        """As of which position there is surely no such block; `None` if that is not sure.
 
         The position comes first: what is published after it may be of a block that has come since.
         """
@@ -208,7 +242,11 @@ class Serving:
             sure = at is not None and (own is None or own.lacks(key))
         except ClosedError:
             sure = False
-        if at is None or not sure:
-            return BLOCK.pack(i, MISS, 0, 0, key)
-        header = BLOCK.pack(i, MISS, POSITION.size, 0, key)
-        return header + POSITION.pack(at.incarnation, at.number)
+        return at if sure else None
+
+
+def _part_blocks(own: OwnBlocks | None) -> int:
+    """How many blocks are leased together."""
+    return (
+        _PART_BLOCKS if own is None else max(1, min(_PART_BLOCKS, _PART_BYTES // own.block_bytes))
+    )

@@ -19,7 +19,7 @@ from kvist.core.errors import TierTimeout
 from kvist.core.keys import Key
 from kvist.native import Answers, answers_twin
 from kvist.native.answers_twin import Taken
-from kvist.node.peers.messages import HEAD, Message, encode
+from kvist.node.peers.messages import HEAD, OLDEST_PROTOCOL, Message, Request, encode
 from kvist.node.protocol import ProtocolError
 
 _TLS_BYTES = 1 << 20  # given to TLS in one call
@@ -42,6 +42,12 @@ class Wire:
     ) -> None:
         """Owns `connection`."""
         self._socket, self._clock = connection, clock
+        self.protocol = OLDEST_PROTOCOL  # until the handshake has agreed on another
+
+    @property
+    def connection(self) -> socket.socket:
+        """The socket, for a wire that takes this one's place."""
+        return self._socket
 
     def left_s(self, until: float) -> float:
         """Seconds until the deadline.
@@ -110,6 +116,15 @@ class Wire:
         data = encode(message)
         self.send([data], until)
         return data
+
+    def ask(self, request: Request, until: float) -> None:
+        """Sends a request whose answers are taken next.
+
+        Raises:
+            ProtocolError: the other node broke a rule before that.
+            OSError: as `send` and `fill`.
+        """
+        self.tell(request, until)
 
     def hear(self, most_bytes: int, until: float, *, body_s: float | None = None) -> bytearray:
         """The next message with its length; once it began, it may take `body_s`.
