@@ -225,6 +225,7 @@ class KvistRouter:
                 seed.loading,
                 seed.step_tokens,
                 seed.kv_tokens,
+                seed.guessed,
             )
             self._replicas[replica] = Replica(replica, role, own, self._others)
 

@@ -10,11 +10,21 @@ decode at a time, over the mean time of a decode (Little's law), and what is boo
 Source: Mooncake (arXiv 2407.00079), section 7.4. It spreads what is in prefill over all decode
 instances and takes one uniform decode time; here each request counts where it is booked, with the
 distribution of decode times, learned online.
+
+A step that nobody has timed is no ground to refuse anything. Where speeds were guessed, a batch is
+foreseen up to `REACH` times the largest whose step was timed, as if no more decoded, and not at all
+before some were. Engines decide how many decode at a time; what is booked says only how many there
+are, and many of these may wait for something else than a step.
 """
 
 from __future__ import annotations
 
+import math
+
+from kvist.cost.learner import WARM_UP
 from kvist.router.replicas import Replica
+
+REACH = 4.0
 
 
 def is_idle(replica: Replica) -> bool:
@@ -57,9 +67,22 @@ def _overtaking(replica: Replica, lag_s: float) -> float:
     return max(0.0, came - contexts.expected)
 
 
+def _foreseeable(replica: Replica) -> float:
+    """The largest batch of which a step can be foreseen; 0 where none can."""
+    speeds = replica.speeds
+    if not speeds.guessed:
+        return math.inf
+    return REACH * replica.contexts.timed if speeds.decode.observed >= WARM_UP else 0.0
+
+
 def _step_s(replica: Replica, batch: float, context_tokens: float) -> float:
     """A step with these of this gateway; others' requests are taken to stay as they are."""
     theirs = replica.others.load(replica.name)
     batch, context_tokens = batch + theirs.contexts, context_tokens + theirs.context_tokens
+    most = _foreseeable(replica)
+    if not most:
+        return 0.0
+    if batch > most:
+        batch, context_tokens = most, context_tokens * most / batch
     times = replica.speeds.decode.coefficients
     return times.d0_s + times.d1_s * batch + times.d2_s * context_tokens

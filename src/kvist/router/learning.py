@@ -68,4 +68,5 @@ class Stretch:
         if alone and new > 0 and now_s > self.since_s and contexts.changes == self.changes:
             step_s = (now_s - self.since_s) / new
             times.observe(contexts.live, contexts.live_tokens, step_s)
+            contexts.timed = max(contexts.timed, contexts.live)
         self.since_s, self.tokens, self.changes = now_s, tokens, contexts.changes
