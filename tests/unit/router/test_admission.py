@@ -11,7 +11,7 @@ from kvist.cost.learner import WARM_UP
 from kvist.router.admission import Admission, Limits, Rule, share_of_limits
 from kvist.router.bookings import Work
 from kvist.router.conductor import KvistRouter, Setting
-from kvist.router.decode_load import REACH, step_at_s, step_now_s
+from kvist.router.decode_load import LOOKED_AT, REACH, step_at_s, step_now_s
 from kvist.router.exchange import LoadReport, OtherGateways, ReplicaLoad
 from kvist.router.lengths import Distribution, Groups
 from kvist.router.protocol import Choice, Refused
@@ -57,6 +57,15 @@ def test_who_comes_late_is_overtaken_by_some_that_are_not_booked_yet() -> None:
     steps = [step_at_s(made, 10_000, at_s, 0.0) for at_s in (8.0, 12.0, 18.0)]
     expected = [DECODE.decode_s(n, n * 10_000) for n in (15, 17, 20)]
     assert steps == pytest.approx(expected, rel=0.01)
+
+
+def test_of_very_many_some_stand_for_all() -> None:
+    """Each request looked at all ten thousand that were there: milliseconds of everybody's time."""
+    times = _lasting(*[10.0] * 50, *[100.0] * 50)
+    for live in (LOOKED_AT, LOOKED_AT + 1, 10 * LOOKED_AT):
+        step_s = step_at_s(_replica(live=live, times=times), 0, 30.0, 0.0)
+        came = live / 55 * 30
+        assert step_s == pytest.approx(_step_s(1 + live / 2 + came, live / 2 + came), rel=0.02)
 
 
 def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
@@ -168,8 +177,8 @@ def test_a_guess_of_decode_times_refuses_nothing_until_steps_were_timed() -> Non
         _decoding(known, 200)
     made = router("a", setting=setting, guessed=True)
     bookings = _decoding(made, 200)
-    for n in range(1, WARM_UP + 1):
-        assert isinstance(made.choose(ask(f"before{n}"), 0.0), Choice)
+    for n in range(1, WARM_UP + 2):  # the first look only begins
+        made.finish(chosen(made.choose(ask(f"before{n}"), 0.0)).booking, 0.0)
         made.progress(bookings[0], 1 + 10 * n, 0.5 * n)  # 50 ms a step
     assert made.choose(ask("after"), 3.0) == Refused("tbt", 1.0)
 
@@ -178,7 +187,7 @@ def test_a_step_is_foreseen_up_to_a_few_times_the_largest_batch_that_was_timed()
     setting = Setting(admission=Rule.PREDICTIVE, limits=Limits(100.0, 0.03))
     made = router("a", setting=setting, guessed=True)
     bookings = _decoding(made, 10)
-    for n in range(1, WARM_UP + 1):
+    for n in range(1, WARM_UP + 2):  # the first look only begins
         made.progress(bookings[0], 1 + 10 * n, 10 * n * DECODE.decode_s(10, 10_000))
     # A batch of 40 is predicted to take 0.028 s, one of 80 more than the limit.
     assert REACH * 10 == 40
