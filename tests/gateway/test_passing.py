@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_thread import Running, alone, eventually, serving, stats
+from gateway_thread import Running, alone, configured, eventually, serving, stats
 from openai import NotFoundError, OpenAI
 
-from kvist.gateway.settings import Settings, Timeouts
+from kvist.gateway.settings import Settings
 from kvist.testing.stub_engine import Pace, StubEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -135,17 +137,19 @@ def test_client_that_leaves_ends_the_work_of_the_engine(*, stream: bool) -> None
         eventually(lambda: gateway.router.booked == 0)
 
 
-def test_slow_client_is_cut_off_and_slows_no_other() -> None:
-    """It reads nothing of a stream that is larger than every buffer on its way."""
-    body = {"model": "stub", "prompt": "much", "temperature": 0, "ignore_eos": True, "stream": True}
-    settings = Settings(timeouts=Timeouts(stall_s=0.5))
-    with StubEngine() as fast, serving(fast, settings=settings) as gateway:
-        many = body | {"max_tokens": 1_000_000, "logprobs": 1}
-        with gateway.open(COMPLETIONS, many):
-            quick = gateway.stream(COMPLETIONS, ASKED)
-            assert quick.done
-            eventually(lambda: gateway.router.booked == 0)
-        eventually(lambda: stats(fast)["running"] == 0)
+def test_streams_that_wait_for_their_next_token_keep_nobody_out(bytes_folder: Path) -> None:
+    """A gateway that never saw two tokens knows no pace: its guess refused what engines hold."""
+    body = ASKED | {"stream": True, "max_tokens": 3000, "ignore_eos": True}
+    with (
+        StubEngine(Pace(token_s=3600.0)) as idle,
+        configured([idle], bytes_folder, "router.tbt_s=0.021") as gateway,
+        ExitStack() as held,
+    ):
+        for _ in range(40):
+            reply = held.enter_context(gateway.open(COMPLETIONS, body))
+            assert reply.status == 200
+            assert reply.readline().startswith(b"data: ")
+        assert stats(idle)["running"] == 40
 
 
 def test_official_client_works_unchanged(gateway: Running, engine: StubEngine) -> None:

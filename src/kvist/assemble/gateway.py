@@ -89,6 +89,7 @@ def _settings(wanted: GatewayConfig) -> Settings:
         bounds=Bounds(
             body_bytes=limits.body,
             bodies_bytes=limits.bodies,
+            answers_bytes=limits.answers,
             connections=limits.connections,
             requests=limits.requests,
         ),

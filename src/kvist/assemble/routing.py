@@ -64,6 +64,7 @@ def router_of(
         block_tokens,
         loading,
         kv_tokens=config.kv_tokens or None,
+        guessed=True,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
 

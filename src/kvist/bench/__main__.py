@@ -178,7 +178,7 @@ def _measure_store(args: argparse.Namespace, path: Path, errors: Console) -> Sto
         finally:
             result.took_s = round(time.monotonic() - began, 1)
             result.machine = samples.after(result.machine, load())
-            store_samples.write(result, path)
+            samples.write(result, path)
     return result
 
 

@@ -12,6 +12,7 @@ from kvist.bench.samples import Machine, Result
 from kvist.bench.store.report import method
 from kvist.bench.store.report import tables as store_tables
 from kvist.bench.store.samples import StoreResult
+from kvist.sim.markdown import table
 
 _NOTE = "<!-- Written by `python -m kvist.bench --page` from the file that is named below. -->\n"
 
@@ -133,9 +134,7 @@ def _markdown(shown: Sequence[tuple[str, list[str], list[list[str]]]]) -> list[s
     parts = []
     for title, heads, rows in shown:
         parts.append(f"\n## {title}\n")
-        parts.append("| " + " | ".join(heads) + " |")
-        parts.append("|" + "---|" * len(heads))
-        parts += ["| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
+        parts += table(heads, ([_cell(c) for c in row] for row in rows))
     return parts
 
 

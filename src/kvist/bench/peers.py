@@ -11,7 +11,7 @@ import msgspec
 
 from kvist.bench.between.run import NODES, SOCKET, Outcomes, Settings, measure
 from kvist.bench.machine import describe_machine
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.bench.store.contender import ContenderError
 
 _GB = 1e9
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     ratios = {way: found.ratio(way) for way in found.rounds}
     if args.json:
-        kept = msgspec.json.encode(Kept(machine, found, ratios))
-        args.json.write_bytes(msgspec.json.format(kept, indent=1) + b"\n")
+        write(Kept(machine, found, ratios), args.json)
     _print(found)
     return 0
 

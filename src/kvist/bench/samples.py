@@ -133,10 +133,10 @@ def after(machine: Machine, load_after: float) -> Machine:
     return msgspec.structs.replace(machine, load_after=load_after)
 
 
-def write(result: Result, path: Path) -> None:
-    """Writes the run; `path` holds either the old or the new text at any time."""
+def write(run: msgspec.Struct, path: Path) -> None:
+    """Writes any benchmark's run; `path` holds either the old or the new text at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    text = msgspec.json.format(msgspec.json.encode(run), indent=1)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.write_bytes(text + b"\n")
     work.replace(path)

@@ -133,9 +133,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     result = _shown(args.show) if args.show is not None else _measured(args)
     if args.json is not None:
-        from kvist.bench.quality import samples
+        from kvist.bench.samples import write
 
-        samples.write(result, args.json)
+        write(result, args.json)
     if args.page is not None:
         from kvist.bench.quality.page import page
 

@@ -70,7 +70,11 @@ class GatewayTimeoutsConfig(Section, frozen=True):
     ] = 60.0
     stall_s: Annotated[
         float,
-        Meta(gt=0, description="Seconds after which a client that reads nothing is cut off."),
+        Meta(
+            gt=0,
+            description="Seconds after which a client that reads nothing is cut off, and in which "
+            "one that is behind has to take 48 KiB.",
+        ),
     ] = 60.0
 
 
@@ -87,6 +91,15 @@ class GatewayLimitsConfig(Section, frozen=True):
             ge=MIB,
             description="Bytes of all bodies that are held until their requests are done; beyond "
             "it requests are refused for a while.",
+            extra=SIZE,
+        ),
+    ] = 1024 * MIB
+    answers: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            description="Bytes of all answers that are no streams, which are held until their "
+            "clients have taken them; beyond it such requests are refused for a while.",
             extra=SIZE,
         ),
     ] = 1024 * MIB

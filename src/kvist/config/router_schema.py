@@ -59,7 +59,7 @@ class RouterConfig(Section, frozen=True):
         Meta(
             description="When a request is refused that is predicted to miss a limit: never; by "
             "the queue, and by decode once its prompt is computed; also by decode as it is now; by "
-            "decode as it will be."
+            "decode as it will be. Decode refuses nothing before some of its steps were timed."
         ),
     ] = "predictive"
     ttft_s: Annotated[

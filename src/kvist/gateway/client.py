@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Mapping
 
 from aiohttp import web
 
+from kvist.gateway.connections import Connection
 from kvist.gateway.deadline import Deadline
 
 REQUEST_ID = "X-Request-Id"
+_PIECE_BYTES = 1 << 16  # of a whole answer: a slow client has `stall_s` for each
 
 
 class ClientGone(ConnectionError):
@@ -23,12 +25,20 @@ class Client:
         self._request, self._id, self._stall_s = request, request_id, stall_s
         self._clock = asyncio.get_running_loop().time
         self._deadline = Deadline()
+        assert isinstance(request.protocol, Connection)
+        self._connection = request.protocol
+        self._was_full = self._connection.times_full
         self.response: web.StreamResponse | None = None
 
     @property
     def has_begun(self) -> bool:
         """Whether its answer's status was sent."""
         return self.response is not None
+
+    @property
+    def fell_behind(self) -> bool:
+        """Whether it was ever slower than its engine: what comes then comes late, and at once."""
+        return self._connection.times_full != self._was_full
 
     async def begin(self, status: int, headers: Mapping[str, str], *, length: int | None) -> None:
         """Sends the head; `length` None: nobody knows how long the answer will be."""
@@ -44,10 +54,11 @@ class Client:
         """Sends bytes; waits while the client has not read what it was sent before.
 
         Raises:
-            ClientGone: it went away, or read nothing for `stall_s`.
+            ClientGone: it went away, or its buffer did not empty for `stall_s`.
         """
         assert self.response is not None
-        await self._within(self.response.write(data))
+        for start in range(0, len(data), _PIECE_BYTES):
+            await self._within(self.response.write(data[start : start + _PIECE_BYTES]))
 
     async def end(self) -> None:
         """The answer is whole.

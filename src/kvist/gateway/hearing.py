@@ -18,7 +18,6 @@ what they are (`record.Holds`): if it is one, it is taken over.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +32,13 @@ from kvist.cluster.record import NodeRecord
 from kvist.cluster.wire import Batch
 from kvist.core.errors import KvistError
 from kvist.node.events import EventLines, Poll, is_own_host
+from kvist.node.threads import Threads
 from kvist.router.listener import Listener
 from kvist.router.prefixes import IndexedPrefixes
 
 _log = logging.getLogger(__name__)
 _STEP_S = 0.1
 _LOOK_S = 2.0
-_JOIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +155,16 @@ class Hearing:
         self._placed: dict[str, str] = {}
         self._keyspace, self._named = keyspace, ""
         self._unclear: set[str] = set()  # of which something was said that is said once
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads({"kvist-events": self._hear, "kvist-publishers": self._look})
 
     def start(self) -> None:
         """Begins both threads."""
-        for work, name in ((self._hear, "kvist-events"), (self._look, "kvist-publishers")):
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._threads.start()
 
     def close(self) -> None:
         """Ends both threads, and lets go of the sockets. Idempotent."""
-        if self._stop.is_set():
+        if not self._threads.end():
             return
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
         self._lines.close()
         self._everybody.close()
 
@@ -247,13 +239,13 @@ class Hearing:
         return True
 
     def _hear(self) -> None:
-        while not self._stop.is_set():
+        while not self._threads.ending.is_set():
             self._poll.wait(self._lines.sockets, _STEP_S)
             self._listener.step(self._clock())
 
     def _look(self) -> None:
         self.look()
-        while not self._stop.wait(_LOOK_S):
+        while not self._threads.ending.wait(_LOOK_S):
             self.look()
 
 

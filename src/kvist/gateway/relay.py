@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 
 from kvist.core.errors import FormatError
 from kvist.gateway.ask import Asked
+from kvist.gateway.bodies import Held
 from kvist.gateway.client import Client
 from kvist.gateway.delivered import Delivered, Usage
 from kvist.gateway.faults import Fault, overloaded, unmet
@@ -65,6 +66,7 @@ class Relay:
             session,
         )
         self._settings, self._limits, self._clock = settings, settings.timeouts, clock
+        self._answers = Held(settings.bounds.answers_bytes)  # that are no streams
         self._prefills = Prefills(router, replicas, session, settings, clock)
 
     async def serve(self, call: Call, client: Client) -> None:
@@ -160,19 +162,20 @@ class Relay:
         call.record.reasons = [*call.record.reasons, choice.reason]
         limit_s = self._limits.first_token_s if asked.streams else self._limits.answer_s
         until_s = self._clock() + limit_s
-        async with Attempt(self._session, replica) as attempt:
-            await attempt.open(plan.path, body, call.headers, until_s)
-            if attempt.status == OK and asked.streams and attempt.is_stream:
-                handing = Handing(asked, plan, delivered, tracked=tracked)
-                return await self._stream(call, client, choice, attempt, handing)
-            reply = await attempt.whole(until_s)
-        if reply.status in ELSEWHERE:
-            raise Broken(f"it answered {reply.status}", reply=reply)
-        if client.has_begun:
-            raise unmet(f"the stream broke, and another replica answered {reply.status}")
-        call.record.ttft_s = self._clock() - call.began_s  # the router learns from streams only
-        self._count(call, _usage(reply))
-        await _send(client, reply)
+        with self._answers.share() as share:
+            async with Attempt(self._session, replica) as attempt:
+                await attempt.open(plan.path, body, call.headers, until_s)
+                if attempt.status == OK and asked.streams and attempt.is_stream:
+                    handing = Handing(asked, plan, delivered, tracked=tracked)
+                    return await self._stream(call, client, choice, attempt, handing)
+                reply = await attempt.whole(until_s, share)
+            if reply.status in ELSEWHERE:
+                raise Broken(f"it answered {reply.status}", reply=reply)
+            if client.has_begun:
+                raise unmet(f"the stream broke, and another replica answered {reply.status}")
+            call.record.ttft_s = self._clock() - call.began_s  # the router learns from streams only
+            self._count(call, _usage(reply))
+            await _send(client, reply)
 
     async def _stream(
         self, call: Call, client: Client, choice: Choice, attempt: Attempt, handing: Handing
@@ -186,13 +189,20 @@ class Relay:
                 if handing.tokens > before:
                     if not before:
                         self._first(call, choice)
-                    self._router.progress(choice.booking, handing.tokens, self._clock())
+                    self._router.progress(
+                        choice.booking,
+                        handing.tokens,
+                        self._clock(),
+                        timely=not client.fell_behind,
+                    )
                 if handing.tokens > before or handing.done:
                     until_s = self._clock() + self._limits.token_s
                 if out:
                     if not client.has_begun:
                         await client.begin(attempt.status, attempt.headers, length=None)
+                    sent_s = self._clock()
                     await client.send(out)
+                    until_s += self._clock() - sent_s  # the engine had to wait for the client
                 if handing.broken is not None:
                     raise handing.broken
         except FormatError as error:

@@ -13,12 +13,8 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any
 
-from aiohttp import web
-
-from kvist.gateway.faults import Fault
+from kvist.gateway.connections import HttpServer
 from kvist.gateway.front import Front, Parts
 from kvist.gateway.hearing import Hearing
 from kvist.gateway.limits import TenantLimits
@@ -37,10 +33,7 @@ from kvist.router.prefixes import IndexedPrefixes
 from kvist.router.protocol import Router
 
 _log = logging.getLogger(__name__)
-MOST_LINE_BYTES = 8190  # of a request's first line, and of each header
-MOST_HEADERS = 100
 _BACKLOG = 2048
-_LINGER_S = 2.0  # for a client that sends a body that nobody reads
 _LOOK_S = 0.02
 _CLOSE_S = 1.0
 
@@ -126,7 +119,7 @@ async def serve(
         )
         front = Front(parts, loop.time)
         await replicas.start()
-        http = _HttpServer(front.handle, settings)
+        http = HttpServer(front.handle, settings)
         server = await loop.create_server(http, sock=listener, backlog=_BACKLOG, ssl=gateway.tls)
         on_ready()
         try:
@@ -167,7 +160,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 async def _drain(
-    front: Front, http: _HttpServer, server: asyncio.Server, settings: Settings
+    front: Front, http: HttpServer, server: asyncio.Server, settings: Settings
 ) -> None:
     front.leaving = True
     await asyncio.sleep(settings.leave_s)
@@ -179,76 +172,3 @@ async def _drain(
         await asyncio.sleep(_LOOK_S)
     if front.in_flight:
         _log.warning("%d requests did not end in time", front.in_flight)
-
-
-class _Connection(web.RequestHandler):
-    """A connection whose faults of HTTP are said as OpenAI's API says faults."""
-
-    __slots__ = ()
-
-    def close(self) -> None:
-        """Takes no other request; ends at once unless one is under way."""
-        super().close()
-        if not self._request_in_progress and self.transport is not None:
-            self.transport.close()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What a request that is none, or that failed in us, gets as an answer."""
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            _log.error("a request failed", exc_info=exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
-        text = (message or "the request failed").partition("\n")[0]
-        fault = Fault(HTTPStatus(status), text, code="bad_http" if status < 500 else "internal")
-        response = web.Response(body=fault.body(), status=status, headers=fault.headers())
-        response.force_close()
-        return response
-
-
-class _Full(asyncio.Protocol):
-    """A connection beyond the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Closes it."""
-        transport.close()
-
-
-class _HttpServer(web.Server):
-    """Makes a handler for each connection, up to the limit."""
-
-    def __init__(self, handler: Callable[[web.BaseRequest], Any], settings: Settings) -> None:
-        super().__init__(handler, handler_cancellation=True)
-        self._most, self._open = settings.bounds.connections, 0
-        self._options: dict[str, Any] = {
-            "keepalive_timeout": settings.timeouts.head_s,
-            "max_line_size": MOST_LINE_BYTES,
-            "max_field_size": MOST_LINE_BYTES,
-            "max_headers": MOST_HEADERS,
-            "lingering_time": _LINGER_S,
-            "access_log": None,
-            "auto_decompress": False,
-        }
-
-    def __call__(self) -> Any:
-        """A protocol for a new connection."""
-        if self._open >= self._most:
-            return _Full()
-        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """One more."""
-        self._open += 1
-        super().connection_made(handler, transport)
-
-    def connection_lost(
-        self, handler: web.RequestHandler, exc: BaseException | None = None
-    ) -> None:
-        """One less."""
-        self._open -= 1
-        super().connection_lost(handler, exc)

@@ -29,6 +29,7 @@ class Bounds:
 
     body_bytes: int = 32 << 20
     bodies_bytes: int = 1 << 30
+    answers_bytes: int = 1 << 30
     connections: int = 20_000
     requests: int = 16_384
 

@@ -13,6 +13,7 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from kvist.core.errors import KvistError
+from kvist.gateway.bodies import Share
 from kvist.gateway.deadline import Deadline
 from kvist.gateway.settings import Settings
 
@@ -130,14 +131,17 @@ class Attempt:
         self._heard()
         return data
 
-    async def whole(self, until_s: float) -> Reply:
-        """All of the answer.
+    async def whole(self, until_s: float, share: Share | None = None) -> Reply:
+        """All of the answer; `share` counts it.
 
         Raises:
             Broken: as in `read`, or it is longer than `MOST_ANSWER_BYTES`.
+            Fault: 503, too much is held.
         """
         body = bytearray()
         while data := await self.read(until_s):
+            if share is not None:
+                share.add(len(data))
             body += data
             if len(body) > MOST_ANSWER_BYTES:
                 raise Broken(f"an answer of more than {MOST_ANSWER_BYTES} bytes")

@@ -25,10 +25,10 @@ from kvist.core.errors import KvistError
 from kvist.core.events import KvEvent
 from kvist.core.keys import Key
 from kvist.node.events import EventLines, EventPorts, Poll
+from kvist.node.threads import Threads
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_JOIN_S = 5.0
 _MOST_WAITING = 1 << 16  # events in the queue; who records one more waits for the loop
 
 
@@ -93,8 +93,7 @@ class ClusterLoop:
         self._drain_until_s = 0.0
         self._when_drained: Callable[[], None] | None = None
         self._patient = True
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads({"kvist-cluster": self._run, "kvist-discovery": self._look})
         self.discovery_failures = 0
 
     def record(self, event: KvEvent, scope: bytes = b"") -> None:
@@ -159,18 +158,12 @@ class ClusterLoop:
 
     def start(self) -> None:
         """Begins both threads."""
-        for work, name in ((self._run, "kvist-cluster"), (self._look, "kvist-discovery")):
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._threads.start()
 
     def close(self) -> None:
         """Says goodbye, ends both threads and lets go of the sockets. May be called twice."""
-        if self._stop.is_set():
+        if not self._threads.end():
             return
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
         with self.lock:
             self._take_recorded()
             goodbye = self.member.leave(time.monotonic(), time.time())
@@ -273,10 +266,10 @@ class ClusterLoop:
             self.member.record(event, scope)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._threads.ending.is_set():
             self.step()
 
     def _look(self) -> None:
-        while not self._stop.is_set():
+        while not self._threads.ending.is_set():
             self.look()
-            self._stop.wait(self._rhythm.discovery_s)
+            self._threads.ending.wait(self._rhythm.discovery_s)

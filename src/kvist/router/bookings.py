@@ -85,7 +85,7 @@ class Context:
 class Contexts:
     """Requests that decode or will decode here."""
 
-    __slots__ = ("_contexts", "changes", "expected", "live", "live_tokens", "tokens")
+    __slots__ = ("_contexts", "changes", "expected", "live", "live_tokens", "timed", "tokens")
 
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
@@ -93,6 +93,7 @@ class Contexts:
         self.expected = 0
         self.live = 0
         self.live_tokens = 0
+        self.timed = 0  # most that were live in a step of which the time was seen
         self.tokens = 0  # of all, live or not
 
     def __len__(self) -> int:

@@ -172,7 +172,7 @@ class KvistRouter:
             contexts.begin(booking, now_s)
             found.stretch = Stretch(now_s, 1, contexts.changes)
 
-    def progress(self, booking: int, tokens: int, now_s: float) -> None:
+    def progress(self, booking: int, tokens: int, now_s: float, *, timely: bool = True) -> None:
         """See `Router`."""
         with self._lock:
             found = self._bookings.get(booking)
@@ -180,8 +180,9 @@ class KvistRouter:
                 return
             decode = found.decode
             if found.stretch is not None:
+                alone = timely and not decode.queue
                 found.stretch.look(
-                    tokens, now_s, decode.contexts, decode.speeds.decode, alone=not decode.queue
+                    tokens, now_s, decode.contexts, decode.speeds.decode, alone=alone
                 )
             decode.contexts.grow(booking, tokens - found.tokens)
             found.tokens = tokens
@@ -225,6 +226,7 @@ class KvistRouter:
                 seed.loading,
                 seed.step_tokens,
                 seed.kv_tokens,
+                seed.guessed,
             )
             self._replicas[replica] = Replica(replica, role, own, self._others)
 

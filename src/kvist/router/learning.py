@@ -6,7 +6,8 @@ sum of prompts. Such a period is one observation; one with a prompt that was loa
 shared its steps with decodes, says nothing of computing and is left out.
 
 A decode step is the time between two looks at a request, over its tokens since, if the same
-requests decoded all the while and no prompt was computed beside them.
+requests decoded all the while and no prompt was computed beside them; and if the client took them
+as they came, since a stream is read no faster than its client reads.
 """
 
 from __future__ import annotations
@@ -68,4 +69,5 @@ class Stretch:
         if alone and new > 0 and now_s > self.since_s and contexts.changes == self.changes:
             step_s = (now_s - self.since_s) / new
             times.observe(contexts.live, contexts.live_tokens, step_s)
+            contexts.timed = max(contexts.timed, contexts.live)
         self.since_s, self.tokens, self.changes = now_s, tokens, contexts.changes

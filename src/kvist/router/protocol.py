@@ -121,8 +121,12 @@ class Router(Protocol):
         """The first token came. Unknown and finished bookings are ignored, here and below."""
         ...
 
-    def progress(self, booking: int, tokens: int, now_s: float) -> None:
-        """So many tokens of output came in all."""
+    def progress(self, booking: int, tokens: int, now_s: float, *, timely: bool = True) -> None:
+        """So many tokens of output came in all.
+
+        Not `timely`: they waited for the client before they were seen, so when says nothing of the
+        replica.
+        """
         ...
 
     def finish(self, booking: int, now_s: float, *, failed: bool = False) -> None:

@@ -31,6 +31,7 @@ class Speeds:
         loading: how KV comes to it; None where nothing is loaded.
         step_tokens: of a prefill chunk that decodes ride along with; None where prefill runs alone.
         kv_tokens: of KV that its HBM holds; None where that is not known.
+        guessed: `decode` began as nobody's measurement; see `decode_load`.
     """
 
     prefill: PrefillTimes
@@ -39,6 +40,7 @@ class Speeds:
     loading: Loading | None = None
     step_tokens: int | None = None
     kv_tokens: int | None = None
+    guessed: bool = False
 
 
 class Replica:

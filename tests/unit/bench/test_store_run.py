@@ -9,6 +9,7 @@ import pytest
 from kvist.bench.__main__ import main
 from kvist.bench.machine import describe_machine
 from kvist.bench.pages import page
+from kvist.bench.samples import write
 from kvist.bench.store import samples
 from kvist.bench.store.contender import ContenderError
 from kvist.bench.store.files import PlainFiles
@@ -118,11 +119,11 @@ def test_a_row_where_kvist_is_behind_says_so(judged: StoreResult) -> None:
 
 def test_a_store_result_is_read_back_as_it_was_written(judged: StoreResult, tmp_path: Path) -> None:
     path = tmp_path / "store.json"
-    samples.write(judged, path)
+    write(judged, path)
     assert samples.is_store(path)
     assert samples.read(path) == judged
     judged.schema = 9
-    samples.write(judged, path)
+    write(judged, path)
     with pytest.raises(ConfigError, match="schema 9"):
         samples.read(path)
 
@@ -139,7 +140,7 @@ def test_a_kept_store_result_is_shown_and_put_on_the_page(
     judged: StoreResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, shown = tmp_path / "store.json", tmp_path / "page.md"
-    samples.write(judged, path)
+    write(judged, path)
     assert main(["--show", str(path), "--page", str(shown)]) == 0
     assert "DRAM write: gather from pages" in capsys.readouterr().out
     assert shown.read_text() == page(None, (judged, str(path)))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvist.bench.quality import samples
 from kvist.bench.quality.samples import CodecRow, Result, Settings
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.cli.main import main
 
 
@@ -35,7 +34,7 @@ def kept(tmp_path: Path) -> Path:
     machine = Machine("a cpu", 2, 1 << 30, "6.1", "3.11", {}, "abc", 0.0)
     row = CodecRow(codec="int8", raw_bytes=100, stored_bytes=52, kl_nats_mean=1e-4)
     path = tmp_path / "kept.json"
-    samples.write(Result(started="now", machine=machine, settings=settings, codecs=[row]), path)
+    write(Result(started="now", machine=machine, settings=settings, codecs=[row]), path)
     return path
 
 

@@ -39,7 +39,11 @@ def own(tokens: int, reachable: int = 0) -> Prefix:
 
 
 def speeds(
-    *, loads: bool = False, step_tokens: int | None = None, kv_tokens: int | None = None
+    *,
+    loads: bool = False,
+    step_tokens: int | None = None,
+    kv_tokens: int | None = None,
+    guessed: bool = False,
 ) -> Speeds:
     """Round speeds; loads run at 1 GB/s with 1,000 bytes a token."""
     paths = {tier: PathSpeed(0.0, 1e9) for tier in ("dram", "ssd", "remote")}
@@ -51,6 +55,7 @@ def speeds(
         loading if loads else None,
         step_tokens,
         kv_tokens,
+        guessed,
     )
 
 

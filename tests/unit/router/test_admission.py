@@ -7,10 +7,11 @@ import random
 import pytest
 from small_router import DECODE, ask, chosen, router, speeds
 
+from kvist.cost.learner import WARM_UP
 from kvist.router.admission import Admission, Limits, Rule, share_of_limits
 from kvist.router.bookings import Work
-from kvist.router.conductor import Setting
-from kvist.router.decode_load import step_at_s, step_now_s
+from kvist.router.conductor import KvistRouter, Setting
+from kvist.router.decode_load import LOOKED_AT, REACH, step_at_s, step_now_s
 from kvist.router.exchange import LoadReport, OtherGateways, ReplicaLoad
 from kvist.router.lengths import Distribution, Groups
 from kvist.router.protocol import Choice, Refused
@@ -56,6 +57,15 @@ def test_who_comes_late_is_overtaken_by_some_that_are_not_booked_yet() -> None:
     steps = [step_at_s(made, 10_000, at_s, 0.0) for at_s in (8.0, 12.0, 18.0)]
     expected = [DECODE.decode_s(n, n * 10_000) for n in (15, 17, 20)]
     assert steps == pytest.approx(expected, rel=0.01)
+
+
+def test_of_very_many_some_stand_for_all() -> None:
+    """Each request looked at all ten thousand that were there: milliseconds of everybody's time."""
+    times = _lasting(*[10.0] * 50, *[100.0] * 50)
+    for live in (LOOKED_AT, LOOKED_AT + 1, 10 * LOOKED_AT):
+        step_s = step_at_s(_replica(live=live, times=times), 0, 30.0, 0.0)
+        came = live / 55 * 30
+        assert step_s == pytest.approx(_step_s(1 + live / 2 + came, live / 2 + came), rel=0.02)
 
 
 def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
@@ -149,6 +159,43 @@ def test_a_replica_that_does_both_is_judged_by_itself_alone() -> None:
     assert made.booked == 7  # an eighth would make a step of 0.0216 s, beyond 95 % of it
     made.add("b")
     assert isinstance(made.choose(ask("more", 1000), 1.0), Choice)
+
+
+def _decoding(made: KvistRouter, count: int) -> list[int]:
+    """So many bookings that have their first token, which came at once; all are let in."""
+    found = [chosen(made.choose(ask(str(n), 1000), 0.0)).booking for n in range(count)]
+    for booking in found:
+        made.first_token(booking, 0.0)
+    return found
+
+
+def test_a_guess_of_decode_times_refuses_nothing_until_steps_were_timed() -> None:
+    """Ten thousand idle streams: 429, since a step of so many was guessed to take a second."""
+    setting = Setting(admission=Rule.PREDICTIVE, limits=Limits(100.0, 0.03))
+    known = router("a", setting=setting)
+    with pytest.raises(AssertionError, match="tbt"):
+        _decoding(known, 200)
+    made = router("a", setting=setting, guessed=True)
+    bookings = _decoding(made, 200)
+    for n in range(1, WARM_UP + 2):  # the first look only begins
+        made.finish(chosen(made.choose(ask(f"before{n}"), 0.0)).booking, 0.0)
+        made.progress(bookings[0], 1 + 10 * n, 0.5 * n)  # 50 ms a step
+    assert made.choose(ask("after"), 3.0) == Refused("tbt", 1.0)
+
+
+def test_a_step_is_foreseen_up_to_a_few_times_the_largest_batch_that_was_timed() -> None:
+    setting = Setting(admission=Rule.PREDICTIVE, limits=Limits(100.0, 0.03))
+    made = router("a", setting=setting, guessed=True)
+    bookings = _decoding(made, 10)
+    for n in range(1, WARM_UP + 2):  # the first look only begins
+        made.progress(bookings[0], 1 + 10 * n, 10 * n * DECODE.decode_s(10, 10_000))
+    # A batch of 40 is predicted to take 0.028 s, one of 80 more than the limit.
+    assert REACH * 10 == 40
+    _decoding(made, 100)
+    # What was timed is foreseen in full.
+    for n in range(WARM_UP + 1, 3 * WARM_UP):
+        made.progress(bookings[0], 1 + 10 * n, 100.0 + 10 * n * DECODE.decode_s(110, 110_000))
+    assert isinstance(made.choose(ask("after"), 200.0), Refused)
 
 
 def test_work_given_up_teaches_no_speed() -> None:

@@ -146,6 +146,20 @@ def test_a_slow_decode_is_known_by_its_tokens() -> None:
     assert taken == {"fast"}
 
 
+def test_tokens_that_waited_for_their_client_say_nothing_of_a_replica() -> None:
+    made = router("slow:decode", "fast:decode", "p:prefill")
+    now_s = 0.0
+    for n in range(40):
+        one = chosen(made.choose(ask(str(n), 1000), now_s))
+        step_s = 0.2 if one.replica == "slow" else 0.02
+        made.first_token(one.booking, now_s + 0.1)
+        made.progress(one.booking, 101, now_s + 0.1 + 100 * step_s, timely=False)
+        made.finish(one.booking, now_s + 30.0)
+        now_s += 40.0
+    taken = {chosen(made.choose(ask(f"x{n}", 1000), now_s)).replica for n in range(20)}
+    assert taken == {"slow", "fast"}
+
+
 def test_prefill_and_decode_replicas_share_a_request() -> None:
     made = router("p:prefill", "q:prefill", "d:decode", "e:decode")
     one, two = (chosen(made.choose(ask(str(n), 5000), 0.0)) for n in range(2))

@@ -15,7 +15,7 @@ from kvist.bench.blend.quality import measure
 from kvist.bench.blend.report import Curve, curve, table
 from kvist.bench.blend.speed import SpeedResult, measure_ttft, ttft_text
 from kvist.bench.machine import describe_machine
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.core.errors import ConfigError
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         texts = options.texts.name if options.texts else "gazetteer"
         result = BlendResult(describe_machine(), texts, quality, speed)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        write(result, options.json)
     return 0
 
 

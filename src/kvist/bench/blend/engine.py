@@ -24,7 +24,7 @@ from kvist.bench.blend.prompts import PassagePrompt, passage_prompts
 from kvist.bench.engine import Engine, EngineError
 from kvist.bench.machine import describe_machine, engine_cores
 from kvist.bench.participants import KVIST, VLLM, engine_environment
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.core.errors import ConfigError
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(table(run))
     if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+        write(run, options.json)
     return 0
 
 

@@ -15,7 +15,7 @@ from kvist.bench.codec.measure import Measured, measure
 from kvist.bench.codec.real_kv import collect, default_text
 from kvist.bench.codec.tables import demo_table
 from kvist.bench.machine import describe_machine
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.core.errors import ConfigError
 from kvist.native import IMPLEMENTATION
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     show(result, Console())
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write(result, args.json)
     return 0
 
 

@@ -24,6 +24,7 @@ from rich.table import Table
 from kvist.bench.codec.lmcache_format import CHUNK_TOKENS, lmcache_cachegen
 from kvist.bench.codec.real_kv import default_text
 from kvist.bench.codec.tables import demo_table, load_model
+from kvist.bench.samples import write
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.codec.chain import CODECS, TABLED, bind_codec
 from kvist.codec.payload import BlockCodec
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     show(result, Console())
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write(result, args.json)
     return 0
 
 

@@ -13,7 +13,7 @@ import msgspec
 from kvist.bench.gateway.processes import BenchError
 from kvist.bench.gateway.run import Outcomes, Settings, measure
 from kvist.bench.machine import describe_machine
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 
 _MS = 1e3
 _MIB = 1 << 20
@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvist.bench.gateway: {error}", file=sys.stderr)
         return 2
     if args.json:
-        kept = msgspec.json.encode(Kept(machine, found))
-        args.json.write_bytes(msgspec.json.format(kept, indent=1) + b"\n")
+        write(Kept(machine, found), args.json)
     _print(found)
     return 0
 
@@ -84,7 +83,7 @@ def _print(found: Outcomes) -> None:
     if found.slow is not None:
         slow = found.slow
         print(
-            f"{slow.stalled} clients that read nothing: TTFT of the others "
+            f"{slow.stalled} clients that read nothing or a byte a second: TTFT of the others "
             f"{slow.p50_s / slow.quiet_p50_s:.2f} (median) and {slow.p99_s / slow.quiet_p99_s:.2f} "
             f"(p99) of what it is without them; {slow.grown_bytes / _MIB:.1f} MiB more"
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ _SAID_BYTES = 400
 _LIMIT_S = 60.0
 _CONNECTING = 64
 _PROMPT_CHARS = 1000
+_DRIP_S = 1.0
 _LETTERS = "eeeettaaooiinnsshhrrdlcum"
 
 
@@ -67,6 +69,7 @@ class Stream(asyncio.Protocol):
         self.first: asyncio.Future[float] = loop.create_future()
         self.end: asyncio.Future[float] = loop.create_future()
         self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -112,8 +115,21 @@ class Stream(asyncio.Protocol):
         assert self._transport is not None
         self._transport.pause_reading()
 
+    def drip(self) -> None:
+        """From now on it takes a byte a second."""
+        self.read_nothing()
+        assert self._transport is not None
+        place = self._transport.get_extra_info("socket").fileno()
+        if place < 0:  # it is over
+            return
+        with suppress(BlockingIOError, ConnectionError):
+            os.read(place, 1)
+        self._timer = asyncio.get_running_loop().call_later(_DRIP_S, self.drip)
+
     def close(self) -> None:
         """Ends it."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -168,11 +184,13 @@ class Load:
 
 
 async def opened(port: int, request: bytes, count: int, *, stalled: bool = False) -> list[Stream]:
-    """Streams that have their first token; `stalled`: and read nothing behind it."""
+    """Streams that have their first token; `stalled`: of the rest half of them read nothing, the
+    others a byte a second.
+    """
     streams: list[Stream] = []
     gate = asyncio.Semaphore(_CONNECTING)
 
-    async def one() -> None:
+    async def one(number: int) -> None:
         async with gate:
             loop = asyncio.get_running_loop()
             _, stream = await loop.create_connection(Stream, "127.0.0.1", port)
@@ -180,8 +198,10 @@ async def opened(port: int, request: bytes, count: int, *, stalled: bool = False
             stream.send(request)
             async with asyncio.timeout(_LIMIT_S):
                 await stream.first
-            if stalled:
+            if stalled and number % 2:
+                stream.drip()
+            elif stalled:
                 stream.read_nothing()
 
-    await asyncio.gather(*(one() for _ in range(count)))
+    await asyncio.gather(*(one(number) for number in range(count)))
     return streams

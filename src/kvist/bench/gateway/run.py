@@ -61,7 +61,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Slow(msgspec.Struct, frozen=True):
-    """Seconds to the first token while others read nothing, beside the same without them."""
+    """Seconds to the first token while others read next to nothing, beside the same without."""
 
     stalled: int
     p50_s: float
@@ -140,7 +140,7 @@ def measure(
         tell(f"memory: {streams} idle streams")
         found.idle = asyncio.run(_idle(front, streams))
     with engine(core=theirs) as stub, gateway([stub.url], core=ours) as front:
-        tell("others while some clients read nothing")
+        tell("others while some clients read nothing, or a byte a second")
         found.slow = asyncio.run(_slow(settings, stub, front))
     return found
 

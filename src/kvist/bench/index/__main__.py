@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kvist.bench.index.report import HEADS, rows, with_section
 from kvist.bench.index.run import Settings, measure
+from kvist.bench.samples import write
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = msgspec.convert(vars(args), Settings)
     outcome = measure(settings, lambda line: print(line, file=sys.stderr))
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1) + b"\n")
+        write(outcome, args.json)
     if args.page:
         args.page.write_text(with_section(args.page.read_text(), outcome))
     table = Table(*HEADS, box=None, pad_edge=False)

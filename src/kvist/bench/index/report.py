@@ -14,6 +14,7 @@ from kvist.bench.index.run import (
     Figure,
     Outcome,
 )
+from kvist.sim.markdown import table, written_behind
 
 MARK = (
     "<!-- Below: written by `python -m kvist.bench.index --page` from bench/results/index.json. -->"
@@ -86,10 +87,8 @@ def section(outcome: Outcome) -> str:
         f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, commit {machine.commit}, "
         f"load {machine.load_before} before and {machine.load_after} after.",
         "",
-        "| " + " | ".join(HEADS) + " |",
-        "|" + "---|" * len(HEADS),
+        *table(HEADS, rows(outcome)),
     ]
-    parts += ["| " + " | ".join(row) + " |" for row in rows(outcome)]
     for way in (ONE_CORE, ALL_CORES):
         many = outcome.figure(way, KVIST, "match_many_s")
         if many is not None:
@@ -105,7 +104,4 @@ def with_section(page: str, outcome: Outcome) -> str:
     Raises:
         ValueError: it has no such mark.
     """
-    before, mark, _ = page.partition(MARK)
-    if not mark:
-        raise ValueError("the page does not say where the figures belong")
-    return f"{before}{MARK}\n\n{section(outcome)}"
+    return written_behind(page, MARK, section(outcome))

@@ -11,7 +11,7 @@ import msgspec
 
 from kvist.bench.machine import describe_machine
 from kvist.bench.node.run import Outcomes, Settings, measure
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.bench.store.contender import ContenderError
 
 _GB = 1e9
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.operations_rps_of_core,
     )
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+        write(kept, args.json)
     _print(found)
     return 0
 

@@ -267,15 +267,6 @@ def _read_lines(path: Path, settings: Settings) -> Iterator[Sample | TableMark]:
         os.truncate(path, whole)
 
 
-def write(result: Result, path: Path) -> None:
-    """Writes the result; `path` holds either the old or the new text at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    work.write_bytes(text + b"\n")
-    work.replace(path)
-
-
 def read(path: Path) -> Result:
     """A result that `write` wrote.
 

@@ -11,10 +11,15 @@ import msgspec
 
 from kvist.bench.machine import describe_machine, load
 from kvist.bench.remotes.run import KVIST, MEDIA, PLAIN, Outcomes, Settings, measure
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.bench.store.contender import ContenderError
+from kvist.sim.markdown import table, written_behind
 
 _GB = 1e9
+_HEADS = (
+    *("medium", "plain client", "put: plain", "put: Kvist", "ratio"),
+    *("get: plain", "get: Kvist", "ratio"),
+)
 _MARK = "<!-- Below: written by `python -m kvist.bench.remotes --page` from a kept run. -->"
 _CLIENTS = {
     "files": "`write`, `fdatasync`, `readv`",
@@ -65,10 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvist.bench.remotes: {error}", file=sys.stderr)
         return 2
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+        write(kept, args.json)
     if args.page:
-        head = args.page.read_text().partition(_MARK)[0]
-        args.page.write_text(f"{head}{_MARK}\n\n{page(kept)}")
+        args.page.write_text(written_behind(args.page.read_text(), _MARK, page(kept)))
     _print(kept.outcomes)
     return 0
 
@@ -96,16 +100,15 @@ def page(kept: Kept) -> str:
         f"{machine.load_before} before and {kept.load_after} after. A ratio is the median of the "
         "rounds' own; above 1 Kvist is ahead.",
         "",
-        "| medium | plain client | put: plain | put: Kvist | ratio | get: plain | get: Kvist | "
-        "ratio |",
-        "|---|---|---|---|---|---|---|---|",
     ]
+    rows = []
     for medium, values in kept.outcomes.media.items():
         cells = [medium, _CLIENTS[medium]]
         for way in ("put", "get"):
             cells += [f"{values.median(way, who) / _GB:.2f} GB/s" for who in (PLAIN, KVIST)]
             cells.append(f"{values.ratio(way):.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
+    lines += table(_HEADS, rows)
     lines += [
         f"\n{medium} was not measured: {why}." for medium, why in kept.outcomes.missing.items()
     ]

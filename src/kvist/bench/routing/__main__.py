@@ -16,6 +16,7 @@ from kvist.bench.routing.replicas import MODEL, Shape, serving
 from kvist.bench.routing.report import HEADS, OURS, cells, rows, with_section
 from kvist.bench.routing.run import Outcomes, Settings, measure
 from kvist.bench.routing.texts import find_texts
+from kvist.bench.samples import write
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.core.errors import ConfigError, KvistError
 from kvist.router.choice import POLICIES
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kvist.bench.routing: {error}", file=sys.stderr)
         return _FAILED
     if args.json:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write(found, args.json)
     if args.page:
         args.page.write_text(with_section(args.page.read_text(), found))
     table = Table(*HEADS, box=None, pad_edge=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvist.bench.routing.play import Answer
 from kvist.bench.routing.run import Outcomes, Play
 from kvist.bench.routing.stream import Kind
+from kvist.sim.markdown import table, written_behind
 
 OURS = "kvist"
 MARK = (
@@ -151,10 +152,8 @@ def section(found: Outcomes) -> str:
         f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, commit {machine.commit}, "
         f"load {machine.load_before} before and {machine.load_after} after.",
         "",
-        "| " + " | ".join(HEADS) + " |",
-        "|" + "---|" * len(HEADS),
+        *table(HEADS, map(cells, rows(found))),
     ]
-    parts += ["| " + " | ".join(cells(row)) + " |" for row in rows(found)]
     return "\n".join(parts) + "\n"
 
 
@@ -164,7 +163,4 @@ def with_section(page: str, found: Outcomes) -> str:
     Raises:
         ValueError: it has no such mark.
     """
-    before, mark, _ = page.partition(MARK)
-    if not mark:
-        raise ValueError("the page does not say where the figures belong")
-    return f"{before}{MARK}\n\n{section(found)}"
+    return written_behind(page, MARK, section(found))

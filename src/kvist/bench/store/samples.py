@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -82,15 +81,6 @@ class StoreResult(msgspec.Struct, forbid_unknown_fields=True):
     def values(self, row: Row, who: str) -> dict[int, float]:
         """Values by round."""
         return {s.round: s.value for s in self.samples if (s.row, s.who) == (row, who)}
-
-
-def write(result: StoreResult, path: Path) -> None:
-    """Writes the run; `path` holds either the old or the new text at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    work = path.with_name(f".{path.name}.{os.getpid()}")
-    work.write_bytes(text + b"\n")
-    work.replace(path)
 
 
 def is_store(path: Path) -> bool:

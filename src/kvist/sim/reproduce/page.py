@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from kvist.sim.markdown import table
 from kvist.sim.reproduce import published
 from kvist.sim.reproduce.cluster import (
     EFFICIENCY,
@@ -40,7 +41,7 @@ def write_section(outcome: Outcome) -> str:
     """One experiment: what was run, the figures, the claims, where the model disagrees."""
     rows = [_row(figure) for figure in outcome.figures]
     lines = [f"## {outcome.title} ({outcome.source})", "", outcome.setting, ""]
-    lines += _table(("", "paper", "ours", "ours ÷ paper", "held to", ""), rows)
+    lines += table(("", "paper", "ours", "ours ÷ paper", "held to", ""), rows)
     if outcome.claims:
         lines += ["", *(_claim(claim) for claim in outcome.claims)]
     if outcome.disagreements:
@@ -68,7 +69,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
                 "yes" if outcome.holds else "**no**",
             )
         )
-    return "\n".join(_table(("experiment", "figures within", "claims borne out", "holds"), rows))
+    return "\n".join(table(("experiment", "figures within", "claims borne out", "holds"), rows))
 
 
 def _calibrated() -> str:
@@ -98,7 +99,7 @@ def _calibrated() -> str:
         "requests within 100 ms, and the gains would be lower.",
         "",
     ]
-    return "\n".join([*lines, *_table(("what", "value"), given.items())])
+    return "\n".join([*lines, *table(("what", "value"), given.items())])
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
@@ -135,8 +136,3 @@ def number(value: float, unit: Unit) -> str:
 
 def _claim(claim: Claim) -> str:
     return f"* {'holds' if claim.holds else '**does not hold**'}: {claim.text}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]

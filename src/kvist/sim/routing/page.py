@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvist.sim.markdown import table, written_behind
 from kvist.sim.routing.policies import PolicyRow
 
 MARK = (
@@ -19,20 +20,14 @@ def with_section(page: str, rows: Sequence[PolicyRow]) -> str:
     Raises:
         ValueError: it has no such mark.
     """
-    before, mark, _ = page.partition(MARK)
-    if not mark:
-        raise ValueError("the page does not say where the figures belong")
-    return f"{before}{MARK}\n\n" + "\n".join(_tables(rows))
+    return written_behind(page, MARK, "\n".join(_tables(rows)))
 
 
 def _tables(rows: Sequence[PolicyRow]) -> Iterator[str]:
     for traffic, nodes in dict.fromkeys((row.traffic, row.nodes) for row in rows):
         these = [row for row in rows if (row.traffic, row.nodes) == (traffic, nodes)]
         yield f"**{traffic}, {nodes} replicas**, {these[0].requests:,} requests\n"
-        yield "| " + " | ".join(_HEADS) + " |"
-        yield "|" + "---|" * len(_HEADS)
-        for row in sorted(these, key=lambda row: row.ttft_s_mean):
-            yield "| " + " | ".join(_cells(row)) + " |"
+        yield from table(_HEADS, map(_cells, sorted(these, key=lambda row: row.ttft_s_mean)))
         yield ""
 
 

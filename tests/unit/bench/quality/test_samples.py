@@ -23,7 +23,7 @@ from kvist.bench.quality.samples import (
     SampleLog,
     Settings,
 )
-from kvist.bench.samples import Machine
+from kvist.bench.samples import Machine, write
 from kvist.core.errors import ConfigError
 
 SETTINGS = Settings(
@@ -127,7 +127,7 @@ def test_file_of_something_else_is_refused_and_left_as_it_is(
 
 def test_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    samples.write(_result(CodecRow(codec="raw", kl_nats_mean=0.0)), path)
+    write(_result(CodecRow(codec="raw", kl_nats_mean=0.0)), path)
     assert samples.read(path) == _result(CodecRow(codec="raw", kl_nats_mean=0.0))
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 9'))
     with pytest.raises(ConfigError, match="schema 9"):

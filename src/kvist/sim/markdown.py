@@ -1,0 +1,23 @@
+"""What commands write into pages of the documentation: tables, and all behind a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def written_behind(page: str, mark: str, text: str) -> str:
+    """A page with what stands behind `mark` written anew.
+
+    Raises:
+        ValueError: it has no such mark.
+    """
+    before, found, _ = page.partition(mark)
+    if not found:
+        raise ValueError("the page does not say where the figures belong")
+    return f"{before}{mark}\n\n{text}"
