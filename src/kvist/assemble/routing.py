@@ -84,5 +84,8 @@ def queue_of(config: RouterConfig) -> FairQueue:
     """Where a gateway's requests wait."""
     weights = config.tenant_weight if isinstance(config.tenant_weight, dict) else {}
     return FairQueue(
-        capacity=config.waiting, tenant_capacity=config.tenant_waiting, weights=weights
+        capacity=config.waiting,
+        tenant_capacity=config.tenant_waiting,
+        overtaken_s=config.overtaken_s,
+        weights=weights,
     )

@@ -117,10 +117,18 @@ class RouterConfig(Section, frozen=True):
         float,
         Meta(
             ge=0,
-            description="Requests wait at the gateway, in fair order, while every replica has more "
-            "than this queued.",
+            description="Requests wait at the gateway, in fair order and the shortest first, while "
+            "every replica has more than this queued.",
         ),
-    ] = 1.0
+    ] = 0.25
+    overtaken_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A request that waits is overtaken by shorter ones that come no more than "
+            "this later. 0: all go in the order in which they came.",
+        ),
+    ] = 30.0
     waiting: Annotated[
         int,
         Meta(ge=1, description="Requests that may wait at a gateway; more are refused."),

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kvist.core.keys import Key
 from kvist.cost.decode import DecodeTimes
 from kvist.cost.learner import WARM_UP
 from kvist.cost.prefill import PrefillTimes
@@ -26,12 +24,13 @@ from kvist.router.exchange import EXPIRES_S, LoadReport, OtherGateways
 from kvist.router.learning import Stretch
 from kvist.router.lengths import Groups
 from kvist.router.policies.kvist import DEFAULTS, Settings
-from kvist.router.protocol import Ask, Choice, Refused
+from kvist.router.protocol import Ask, Choice, Need, Refused
 from kvist.router.replicas import Replica, Speeds, View
 from kvist.router.sessions import Sessions
 from kvist.router.splitting import HandoverTimes, Splitting, place
 from kvist.router.splitting import Rule as SplitRule
 
+HOLD_S = 0.25  # a default; more than a gateway takes to hear of a first token
 _NO_REPLICA_RETRY_S = 5.0
 _LEAST_DECODE_S = 1e-3
 
@@ -47,7 +46,7 @@ class Setting:
     kvist: Settings = DEFAULTS
     admission: Rule = Rule.NONE
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
-    hold_s: float = 1.0
+    hold_s: float = HOLD_S
     splitting: Splitting | None = None
     expire_s: float = EXPIRES_S
 
@@ -110,8 +109,7 @@ class KvistRouter:
         with self._lock:
             if self._learner is not None:
                 self._learner.expire(now_s)
-            keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
-            selected = self._select(ask, self._views(ask, keys, now_s))
+            selected = self._select(ask, self._views(ask, now_s))
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
             decode = self._replicas[selected.decode.name]
@@ -132,6 +130,20 @@ class KvistRouter:
                 r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= self._hold_s
                 for r in able
             )
+
+    def need(self, ask: Ask, now_s: float) -> Need:
+        """See `Router`."""
+        with self._lock:
+            able = [view for view in self._views(ask, now_s) if self._prefills(view.replica)]
+            if not able:
+                return Need(ask.prompt_tokens, 0.0)
+            serve_s, best = min(
+                ((view.serve_s(view.prefix()), view) for view in able), key=lambda pair: pair[0]
+            )
+            prefix = best.prefix()
+            loads = self._speeds.loading is not None
+            cached = prefix.reachable_tokens if loads else prefix.hbm_tokens
+            return Need(max(0, ask.prompt_tokens - cached), serve_s)
 
     def joins(self, booking: int) -> Refused | None:
         """See `Router`."""
@@ -155,7 +167,7 @@ class KvistRouter:
                 return
             found.prefill, work = found.decode, found.work
             # What of it the first replica has saved is loaded: its time says nothing of computing.
-            found.work = Work(work.serve_s, work.new_tokens, work.cached_tokens, loads=True)
+            found.work = replace(work, loads=True)
             found.decode.queues(booking, found.work, now_s)
 
     def first_token(self, booking: int, now_s: float) -> None:
@@ -286,7 +298,8 @@ class KvistRouter:
             return replica.role == "prefill"
         return replica.role == "decode" or how.rule is not SplitRule.NEVER
 
-    def _views(self, ask: Ask, keys: Sequence[Key], now_s: float) -> list[View]:
+    def _views(self, ask: Ask, now_s: float) -> list[View]:
+        keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
         matched = self._prefixes.match(keys)
         far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)
         nothing = Prefix(0, 0, 0, far) if far else NOTHING
@@ -308,7 +321,7 @@ class KvistRouter:
         decode = self._replicas[selected.decode.name]
         hit = self._hit_tokens(selected, prefill, ask)
         loads = hit > selected.reuse.hbm_tokens
-        work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads)
+        work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads, ask.streams)
         prefill.queues(booking, work, now_s)
         prefill.blocks.hold(ask.keys)
         prefill.uses(ask.lora)
