@@ -63,7 +63,9 @@ def router_of(
         DecodeTimes(decode),
         block_tokens,
         loading,
+        step_tokens=config.step_tokens or None,
         kv_tokens=config.kv_tokens or None,
+        tbt_s=config.tbt_s,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
 

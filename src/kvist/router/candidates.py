@@ -83,6 +83,10 @@ class Candidate(Protocol):
         """Seconds of load and prefill: the least of computing, loading and fetching."""
         ...
 
+    def stalls_s(self, prefix: Prefix) -> float:
+        """Of these, seconds in which those that decode there get no token within their limit."""
+        ...
+
     def load(self) -> Load:
         """What it works on."""
         ...

@@ -237,6 +237,7 @@ class KvistRouter:
                 seed.loading,
                 seed.step_tokens,
                 seed.kv_tokens,
+                seed.tbt_s,
             )
             self._replicas[replica] = Replica(replica, role, own, self._others)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from kvist.router.candidates import Known, Load, Prefix
 from kvist.router.exchange import OtherGateways, ReplicaLoad
 from kvist.router.learning import BusyPeriod
 from kvist.router.protocol import Ask
-from kvist.router.serving import Loading, beside_decodes_s, serve_s
+from kvist.router.serving import Loading, Step, beside_decodes_s, serve_s, stalling_s
 
 ROLES = ("both", "prefill", "decode")
 MAX_ADAPTERS = 16  # that a replica is believed to keep loaded
@@ -31,6 +32,7 @@ class Speeds:
         loading: how KV comes to it; None where nothing is loaded.
         step_tokens: of a prefill chunk that decodes ride along with; None where prefill runs alone.
         kv_tokens: of KV that its HBM holds; None where that is not known.
+        tbt_s: limit of a step that those who decode are promised.
     """
 
     prefill: PrefillTimes
@@ -39,6 +41,7 @@ class Speeds:
     loading: Loading | None = None
     step_tokens: int | None = None
     kv_tokens: int | None = None
+    tbt_s: float = math.inf
 
 
 class Replica:
@@ -73,7 +76,7 @@ class Replica:
         """A prompt to compute."""
         if not len(self.queue):
             self._period.begin(now_s)
-        if work.loads or (self.speeds.step_tokens is not None and self.contexts.live):
+        if work.loads or not work.seen or (self.speeds.step_tokens is not None and self.contexts.live):
             self._period.spoil()
         self.queue.add(booking, work, now_s)
 
@@ -208,6 +211,19 @@ class View:
         speeds = self.replica.speeds
         coefficients = speeds.prefill.coefficients
         return self._beside(serve_s(self._ask.prompt_tokens, prefix, coefficients, speeds.loading))
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        """See `Candidate`. 0 where the size of a step is not known."""
+        speeds, contexts = self.replica.speeds, self.replica.contexts
+        if speeds.step_tokens is None or not contexts.live or not math.isfinite(speeds.tbt_s):
+            return 0.0
+        prefill, decode = speeds.prefill.coefficients, speeds.decode.coefficients
+        # The weights are read once for both.
+        beside_s = decode.decode_s(contexts.live, contexts.live_tokens)
+        beside_s -= min(prefill.a_s, decode.d0_s)
+        cached = prefix.hbm_tokens if speeds.loading is None else prefix.reachable_tokens
+        step = Step(speeds.step_tokens, beside_s, speeds.tbt_s)
+        return stalling_s(self._ask.prompt_tokens, cached, prefill, step)
 
     def load(self) -> Load:
         """See `Candidate`."""

@@ -92,6 +92,7 @@ class Stub:
     queue: float = 0.0
     serve: float = 1.0
     step: float = 0.05
+    stall: float = 0.0
     held: Prefix = _NOTHING
     known: Known = _AT_HOME
     busy: Load = _IDLE
@@ -114,6 +115,10 @@ class Stub:
         """As given; notes what was counted on."""
         self.asked.append(prefix)
         return self.serve
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        """As given."""
+        return self.stall
 
     def load(self) -> Load:
         """As given."""

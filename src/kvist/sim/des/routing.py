@@ -49,6 +49,10 @@ class NodeView(Protocol):
         """Predicted seconds of load and prefill: the least of computing, loading and fetching."""
         ...
 
+    def stalls_s(self, prompt_tokens: int, prefix: Prefix) -> float:
+        """Of these, seconds of steps that are longer than the SLO's TBT, where some decode."""
+        ...
+
     def load(self, ask: Ask) -> Load:
         """What it works on."""
         ...
@@ -179,6 +183,9 @@ class _Seen:
 
     def serve_s(self, prefix: Prefix) -> float:
         return self._node.serve_s(self._ask.prompt_tokens, prefix)
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        return self._node.stalls_s(self._ask.prompt_tokens, prefix)
 
     def load(self) -> Load:
         return self._node.load(self._ask)

@@ -62,6 +62,7 @@ class Run:
         gateways: how many route at once.
         exchange_s: how often they tell each other.
         requests: only so many of the trace's first; None for all.
+        seed: of arrivals and draws.
     """
 
     traffic: Traffic
@@ -73,6 +74,7 @@ class Run:
     gateways: int = 1
     exchange_s: float = 0.1
     requests: int | None = None
+    seed: int = SEED
 
     @property
     def label(self) -> str:
@@ -125,4 +127,4 @@ def _routing(run: Run) -> RoutingSpec:
 
 def measure(run: Run, trace: Trace) -> Report:
     """Simulates a run; deterministic."""
-    return simulate(cluster(run), trace, seed=SEED)
+    return simulate(cluster(run), trace, seed=run.seed)
