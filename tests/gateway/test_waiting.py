@@ -53,9 +53,7 @@ def run(
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S):
             engines = Engines(room)
-            queue = FairQueue(
-                capacity=capacity, tenant_capacity=capacity, overtaken_s=LIMIT_S
-            )
+            queue = FairQueue(capacity=capacity, tenant_capacity=capacity, overtaken_s=LIMIT_S)
             loop = asyncio.get_running_loop()
             engines.waiting = Waiting(queue, engines, loop.time, most_s=most_s)
             await test(engines)

@@ -1,8 +1,8 @@
 """Where requests wait while every replica has enough queued, so that they go on in the best order.
 
-What waits at an engine can no longer be put in order, nor go elsewhere. So a request is let on when a replica has
-room, and the next when that one is in the router's books: who is let on goes to a replica in the
-same turn of the event loop.
+What waits at an engine can no longer be put in order, nor go elsewhere. So a request is let on when
+a replica has room, and the next when that one is in the router's books: who is let on goes to a
+replica in the same turn of the event loop.
 """
 
 from __future__ import annotations

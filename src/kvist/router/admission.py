@@ -68,8 +68,9 @@ class Admission:
         if self.rule is Rule.NONE or ask.admitted or ask.exclude:
             return None
         share, limits = share_of_limits(ask.priority), self._limits
-        late_s = ask.waited_s + ttft_s - share * limits.ttft_s
-        if late_s > 0 and (queue_s or ask.waited_s):
+        limit_s = share * limits.ttft_s
+        late_s = ask.waited_s + ttft_s - limit_s
+        if late_s > 0 and (queue_s or serve_s <= limit_s):
             return Refused("ttft", _bounded_s(late_s))
         if self.rule is Rule.BASELINE or is_idle(decode):
             return None

@@ -3,9 +3,9 @@
 Theory of operation. A booking opens three accounts and closes each once. *Work*: seconds of
 prefill, until the first token. Prompts are taken to be computed in order, so what is left of them
 is their sum less the time since the last of them ended, of which no more counts than the one in
-front takes; one whose end nobody sees ends when it is predicted to. *Contexts*: tokens of KV that decode reads, expected from the booking on and live from
-the first token on. *Blocks*: unique keys, counted by reference; a prompt whose first blocks another
-one here holds will find them computed.
+front takes; one whose end nobody sees ends when it is predicted to. *Contexts*: tokens of KV that
+decode reads, expected from the booking on and live from the first token on. *Blocks*: unique keys,
+counted by reference; a prompt whose first blocks another one here holds will find them computed.
 """
 
 from __future__ import annotations

@@ -107,8 +107,6 @@ class KvistRouter:
     def choose(self, ask: Ask, now_s: float) -> Choice | Refused:
         """See `Router`."""
         with self._lock:
-            if self._learner is not None:
-                self._learner.expire(now_s)
             selected = self._select(ask, self._views(ask, now_s))
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
@@ -300,6 +298,8 @@ class KvistRouter:
         return replica.role == "decode" or how.rule is not SplitRule.NEVER
 
     def _views(self, ask: Ask, now_s: float) -> list[View]:
+        if self._learner is not None:
+            self._learner.expire(now_s)
         keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
         matched = self._prefixes.match(keys)
         far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)

@@ -10,9 +10,9 @@ leaves the ring and its deficit lapses: nobody saves up.
 Priorities order the requests of one tenant only; between tenants they would be a way round
 fairness. Of equal priority the earliest deadline goes first; of those without one the shortest, as
 far as age allows: a request ranks by when it came plus `STRETCH` times the seconds that it takes,
-`overtaken_s` at most. So whoever comes is overtaken only by shorter requests, and by none that comes
-more than `overtaken_s` later; a short one, by none that comes more than `STRETCH` times its own
-seconds later. Shortest first has the least mean wait there is (Smith, 1956).
+`overtaken_s` at most. So only shorter requests overtake one, and none that comes more than
+`overtaken_s` later; a short one, none that comes more than `STRETCH` times its own seconds later.
+Shortest first has the least mean wait (Smith, 1956); the bound keeps the longest waits what they are.
 """
 
 from __future__ import annotations

@@ -76,7 +76,11 @@ class Replica:
         """A prompt to compute."""
         if not len(self.queue):
             self._period.begin(now_s)
-        if work.loads or not work.seen or (self.speeds.step_tokens is not None and self.contexts.live):
+        if (
+            work.loads
+            or not work.seen
+            or (self.speeds.step_tokens is not None and self.contexts.live)
+        ):
             self._period.spoil()
         self.queue.add(booking, work, now_s)
 

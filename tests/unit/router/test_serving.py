@@ -58,7 +58,11 @@ def _view(*, live: int = 0, prompt: int = 100_000, **changes: object) -> View:
     known: dict[str, object] = {"step_tokens": 1000, "tbt_s": 0.5, **changes}
     made = speeds(loads=True)
     own = Speeds(
-        PrefillTimes(TIMES), DecodeTimes(made.decode.coefficients), 64, made.loading, **known  # type: ignore[arg-type]
+        PrefillTimes(TIMES),
+        DecodeTimes(made.decode.coefficients),
+        64,
+        made.loading,
+        **known,  # type: ignore[arg-type]
     )
     replica = Replica("a", "both", own, OtherGateways(random.Random(0)))
     for n in range(live):

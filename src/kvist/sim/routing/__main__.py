@@ -148,7 +148,9 @@ def _run(args: argparse.Namespace, wanted: Sequence[Study]) -> int:
         if args.plot is not None and outcome.name == _RULES:
             draw(results, args.plot)
         if args.json is not None:
-            args.json.write_text(json.dumps(_record(outcomes, compared, args.seed), indent=1) + "\n")
+            args.json.write_text(
+                json.dumps(_record(outcomes, compared, args.seed), indent=1) + "\n"
+            )
     if args.page is not None:
         args.page.write_text(with_section(args.page.read_text(), compared))
     return 0 if all(outcome.holds for outcome in outcomes) else _FAILED

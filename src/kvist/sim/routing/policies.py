@@ -53,9 +53,7 @@ def _row(run: Run, report: Report) -> PolicyRow:
     )
 
 
-def study(
-    sizes: Sequence[int] = SIZES, requests: int | None = None, seed: int = SEED
-) -> Study:
+def study(sizes: Sequence[int] = SIZES, requests: int | None = None, seed: int = SEED) -> Study:
     """All policies on all traffic at each size of the cluster.
 
     Args:
@@ -63,14 +61,15 @@ def study(
         seed: of arrivals and draws.
     """
     runs = [
-        Run(t, r, n, requests=requests, seed=seed) for t in ALL_TRAFFIC for n in sizes for r in SHOWN
+        Run(t, r, n, requests=requests, seed=seed)
+        for t in ALL_TRAFFIC
+        for n in sizes
+        for r in SHOWN
     ]
     return Study(POLICIES, runs, lambda results: _conclude(results, sizes, requests, seed))
 
 
-def _conclude(
-    results: Results, sizes: Sequence[int], requests: int | None, seed: int
-) -> Outcome:
+def _conclude(results: Results, sizes: Sequence[int], requests: int | None, seed: int) -> Outcome:
     figures: list[Figure] = []
     claims: list[Claim] = []
     for traffic in ALL_TRAFFIC:
@@ -91,8 +90,8 @@ def _conclude(
         claims=tuple(claims),
         disagreements=(
             "`dynamo` is its published formula with its default weights over our index, not its "
-            "router; `cache-aware` is Mooncake's Algorithm 1, which `kvist` extends. `kvist` is the "
-            "choice and the order of those that wait, as shipped; the others send at once.",
+            "router; `cache-aware` is Mooncake's Algorithm 1, which `kvist` extends. `kvist` is "
+            "choice and order of those that wait, as shipped; the others send at once.",
         ),
     )
 
