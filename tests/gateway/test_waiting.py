@@ -12,7 +12,7 @@ import pytest
 from kvist.gateway.faults import Fault
 from kvist.gateway.waiting import Waiting
 from kvist.router.fairness import FairQueue
-from kvist.router.protocol import Ask, Need
+from kvist.router.protocol import Ask, Need, Refused
 
 LIMIT_S = 10.0
 
@@ -31,8 +31,10 @@ class Engines:
         """Whether another one may go on."""
         return self.room > 0
 
-    def need(self, ask: Ask, now_s: float) -> Need:
-        """Half of each prompt is cached; a second computes 10,000 tokens."""
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """Half of each prompt is cached; a second (10,000 tokens) is too long a wait."""
+        if ahead_s > 1.0:
+            return Refused("ttft", 3.0)
         return Need(ask.prompt_tokens // 2, ask.prompt_tokens / 20_000)
 
     async def send(self, ask: Ask) -> None:
@@ -131,6 +133,20 @@ def test_the_shortest_goes_first_and_is_told_how_long_it_waited() -> None:
         await asyncio.gather(*tasks)
         assert engines.went == ["short", "middle", "long"]
         assert all(0 < waited_s <= loop.time() - began_s for waited_s in engines.waited_s.values())
+
+    run(test)
+
+
+def test_who_would_wait_for_too_long_is_told_at_once() -> None:
+    async def test(engines: Engines) -> None:
+        task = asyncio.create_task(engines.send(replace(asked("1"), prompt_tokens=30_000)))
+        await settle()
+        with pytest.raises(Fault, match="ttft"):
+            await engines.send(asked("2"))
+        engines.room = 2
+        await task
+        await engines.send(asked("3"))
+        assert engines.went == ["1", "3"]
 
     run(test)
 

@@ -28,8 +28,8 @@ class Room(Protocol):
         """Whether a replica should get more now."""
         ...
 
-    def need(self, ask: Ask, now_s: float) -> Need:
-        """What a request would take."""
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """What a request would take behind `ahead_s` of work, or why it need not wait."""
         ...
 
 
@@ -63,13 +63,15 @@ class Waiting:
             Seconds that it waited.
 
         Raises:
-            Fault: 429, too many wait, or it waited for too long, or it would be too late.
+            Fault: 429, too many wait, or it waited for too long, or it is, or would be, too late.
         """
         came_s = self._clock()
         if not self._turns and self._router.has_room(came_s):
             return 0.0
         name = str(next(self._numbers))  # clients name requests as they like
-        need = self._router.need(ask, came_s)
+        need = self._router.need(ask, self._queue.work_s, came_s)
+        if isinstance(need, Refused):
+            raise overloaded(need)
         refused = self._queue.offer(replace(ask, request=name), need, came_s)
         if refused is not None:
             raise overloaded(refused)

@@ -129,7 +129,7 @@ class KvistRouter:
                 for r in able
             )
 
-    def need(self, ask: Ask, now_s: float) -> Need:
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
         """See `Router`."""
         with self._lock:
             able = [view for view in self._views(ask, now_s) if self._prefills(view.replica)]
@@ -138,6 +138,10 @@ class KvistRouter:
             serve_s, best = min(
                 ((view.serve_s(view.prefix()), view) for view in able), key=lambda pair: pair[0]
             )
+            wait_s = ahead_s / len(able) + min(view.queue_s() for view in able)
+            late = self._admission.in_time(ask, wait_s, serve_s, now_s)
+            if late is not None:
+                return late
             prefix = best.prefix()
             loads = self._speeds.loading is not None
             cached = prefix.reachable_tokens if loads else prefix.hbm_tokens

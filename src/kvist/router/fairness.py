@@ -12,7 +12,7 @@ fairness. Of equal priority the earliest deadline goes first; of those without o
 far as age allows: a request ranks by when it came plus `STRETCH` times the seconds that it takes,
 `overtaken_s` at most. So only shorter requests overtake one, and none that comes more than
 `overtaken_s` later; a short one, none that comes more than `STRETCH` times its own seconds later.
-Shortest first has the least mean wait (Smith, 1956); the bound keeps the longest waits what they are.
+Shortest first has the least mean wait (Smith, 1956); the bound keeps the longest waits as they are.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ _FULL_RETRY_S = 2.0
 class _Entry:
     rank: tuple[int, float, float, int]
     ask: Ask = field(compare=False)
-    cost_tokens: int = field(compare=False)
+    need: Need = field(compare=False)
     waits: bool = field(compare=False, default=True)
+
+    @property
+    def cost_tokens(self) -> int:
+        return max(1, self.need.new_tokens)
 
 
 @dataclass(slots=True)
@@ -83,9 +87,15 @@ class FairQueue:
         self._entries: dict[str, _Entry] = {}
         self._deadlines: list[tuple[float, int, _Entry]] = []
         self._came = 0
+        self._work_s = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that those who wait would take of one replica."""
+        return self._work_s
 
     def offer(self, ask: Ask, need: Need, now_s: float) -> Refused | None:
         """Lets a request wait; refused (`queue-full`) where there is no room.
@@ -110,7 +120,8 @@ class FairQueue:
         deadline_s = math.inf if ask.deadline_s is None else ask.deadline_s
         passed_s = now_s + min(self._overtaken_s, STRETCH * need.serve_s)
         rank = -ask.priority, deadline_s, passed_s, self._came
-        entry = _Entry(rank, ask, max(1, need.new_tokens))
+        entry = _Entry(rank, ask, need)
+        self._work_s += need.serve_s
         self._entries[ask.request] = entry
         heapq.heappush(tenant.heap, entry)
         tenant.waiting += 1
@@ -172,6 +183,7 @@ class FairQueue:
 
     def _leave(self, entry: _Entry) -> None:
         entry.waits = False
+        self._work_s = self._work_s - entry.need.serve_s if len(self._entries) > 1 else 0.0
         del self._entries[entry.ask.request]
         tenant = self._ring[entry.ask.tenant]
         tenant.waiting -= 1

@@ -123,8 +123,12 @@ class Router(Protocol):
         """Whether a replica should get more now; yes where none could be chosen."""
         ...
 
-    def need(self, ask: Ask, now_s: float) -> Need:
-        """What a request would take, to put those in order that wait; books nothing."""
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """What a request would take, to put those in order that wait; books nothing.
+
+        Args:
+            ahead_s: seconds of work that wait already; where that makes it late, it is refused.
+        """
         ...
 
     def prefilled(self, booking: int, now_s: float, *, done: bool = True) -> None:

@@ -1,8 +1,8 @@
 """A cluster at work: arrivals, routing, engines, the way from prefill to decode, faults.
 
-Theory of operation. A request is placed when it arrives, or when it has waited at its gateway (its
-prefill and its decode node at once), queues at its prefill node, and ends exactly once. On a prefill
-node its KV leaves over the NICs: after the prefill, or layer by layer beside it, the last layer
+Theory of operation. A request is placed when it arrives or has waited at its gateway (its prefill
+and its decode node at once), queues at its prefill node, and ends exactly once. On a prefill node
+its KV leaves over the NICs: after the prefill, or layer by layer beside it, the last layer
 following the last token. Where a node is lost, its requests begin anew elsewhere with the tokens
 they have as part of the prompt; one that lost its node `MAX_RETRIES` times fails.
 """

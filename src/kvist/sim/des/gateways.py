@@ -23,7 +23,7 @@ from kvist.router.candidates import Prefix
 from kvist.router.conductor import KvistRouter, Setting
 from kvist.router.fairness import FairQueue
 from kvist.router.policies.kvist import Settings
-from kvist.router.protocol import Ask, Choice
+from kvist.router.protocol import Ask, Choice, Refused
 from kvist.router.replicas import Speeds
 from kvist.router.serving import Loading
 from kvist.sim.des.report import Refusal
@@ -112,7 +112,10 @@ class Gateways:
         router, queue = self._routers[number], self._queues[number]
         if ask.admitted or (not len(queue) and router.has_room(cluster.now_s)):
             return self._send(router, ask, cluster.now_s)
-        queue.offer(ask, router.need(ask, cluster.now_s), cluster.now_s)
+        need = router.need(ask, queue.work_s, cluster.now_s)
+        if isinstance(need, Refused):
+            return _REFUSALS[need.reason]
+        queue.offer(ask, need, cluster.now_s)
         self._came_s[ask.request] = cluster.now_s
         return None
 
