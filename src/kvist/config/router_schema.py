@@ -129,7 +129,7 @@ class RouterConfig(Section, frozen=True):
             description="Requests wait at the gateway, in fair order and the shortest first, while "
             "every replica has more than this queued.",
         ),
-    ] = 0.25
+    ] = 0.5
     overtaken_s: Annotated[
         float,
         Meta(
@@ -137,7 +137,7 @@ class RouterConfig(Section, frozen=True):
             description="A request that waits is overtaken by shorter ones that come no more than "
             "this later. 0: all go in the order in which they came.",
         ),
-    ] = 3.0
+    ] = 6.0
     waiting: Annotated[
         int,
         Meta(ge=1, description="Requests that may wait at a gateway; more are refused."),

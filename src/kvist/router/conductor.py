@@ -30,7 +30,7 @@ from kvist.router.sessions import Sessions
 from kvist.router.splitting import HandoverTimes, Splitting, place
 from kvist.router.splitting import Rule as SplitRule
 
-HOLD_S = 0.25  # a default; more than a gateway takes to hear of a first token
+HOLD_S = 0.5  # a default; engines fill their steps from it, and hear of more in time
 _NO_REPLICA_RETRY_S = 5.0
 _LEAST_DECODE_S = 1e-3
 
@@ -362,8 +362,7 @@ class KvistRouter:
         if replica.speeds.loading is None:
             return reuse.hbm_tokens
         if reuse.reachable_tokens > reuse.own_tokens:
-            alone = Prefix(reuse.hbm_tokens, reuse.own_tokens, reuse.ssd_tokens, reuse.own_tokens)
-            if selected.prefill.serve_s(alone) > selected.serve_s:
+            if selected.prefill.serve_s(reuse.alone()) > selected.serve_s:
                 return reuse.reachable_tokens
         return reuse.own_tokens
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from kvist.router.protocol import Ask, Need, Refused
 
 QUANTUM_TOKENS = 4096
-OVERTAKEN_S = 3.0  # a default
+OVERTAKEN_S = 6.0  # a default
 STRETCH = 10.0  # seconds for which a request lets shorter ones pass, for each that it takes
 _FULL_RETRY_S = 2.0
 

@@ -97,6 +97,16 @@ def test_kvist_keeps_prompts_whose_steps_are_too_long_from_where_many_decode() -
     assert picked(1.0) == ["queued"]
 
 
+def test_kvist_waits_a_while_for_who_has_the_prefix_rather_than_copy_it() -> None:
+    def picked(queue: float) -> list[str]:
+        home = Stub("home", queue=queue, serve=1.0, held=Prefix(900, 900, 0, 900))
+        away = Stub("away", serve=1.5, spared=10.0, held=Prefix(0, 0, 0, 900))
+        return _picks("kvist", home, away)
+
+    assert picked(0.6) == picked(2.4) == ["home"]  # a fifth of 10 s is charged for the copy
+    assert picked(2.6) == ["away"]
+
+
 def test_kvist_breaks_ties_by_decode_step_then_draws() -> None:
     slow = Stub("slow", step=0.2)
     taken = Counter(_picks("kvist", Stub("a"), slow, Stub("b"), times=200))
