@@ -32,10 +32,10 @@ class Engines:
         return self.room > 0
 
     def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
-        """Half of each prompt is cached; a second (10,000 tokens) is too long a wait."""
-        if ahead_s > 1.0:
+        """Nothing is cached; three seconds (60,000 tokens) are too long a wait."""
+        if ahead_s > 3.0:
             return Refused("ttft", 3.0)
-        return Need(ask.prompt_tokens // 2, ask.prompt_tokens / 20_000)
+        return Need(ask.prompt_tokens, ask.prompt_tokens / 20_000)
 
     async def send(self, ask: Ask) -> None:
         """A request as the relay sends it."""
@@ -139,7 +139,7 @@ def test_the_shortest_goes_first_and_is_told_how_long_it_waited() -> None:
 
 def test_who_would_wait_for_too_long_is_told_at_once() -> None:
     async def test(engines: Engines) -> None:
-        task = asyncio.create_task(engines.send(replace(asked("1"), prompt_tokens=30_000)))
+        task = asyncio.create_task(engines.send(replace(asked("1"), prompt_tokens=80_000)))
         await settle()
         with pytest.raises(Fault, match="ttft"):
             await engines.send(asked("2"))

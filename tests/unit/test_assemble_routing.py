@@ -73,7 +73,7 @@ def test_the_shipped_order_is_the_one_that_is_simulated() -> None:
     assert config.overtaken_s == spec.overtaken_s
     queue = queue_of(config)
     queue.offer(_ask(1), Need(9000, 9.0), 0.0)
-    queue.offer(_ask(2), Need(100, 0.1), config.overtaken_s - 1)
-    queue.offer(_ask(3), Need(100, 0.1), config.overtaken_s + 1)
+    queue.offer(_ask(2), Need(100, 0.01), config.overtaken_s - 1)
+    queue.offer(_ask(3), Need(100, 0.01), config.overtaken_s + 1)
     taken = [found.request for _ in range(3) if (found := queue.take()) is not None]
     assert taken == [_ask(n).request for n in (2, 1, 3)]

@@ -361,9 +361,9 @@ class KvistRouter:
         reuse = selected.reuse
         if replica.speeds.loading is None:
             return reuse.hbm_tokens
-        if reuse.reachable_tokens > reuse.own_tokens:
-            if selected.prefill.serve_s(reuse.alone()) > selected.serve_s:
-                return reuse.reachable_tokens
+        far = reuse.reachable_tokens > reuse.own_tokens
+        if far and selected.prefill.serve_s(reuse.alone()) > selected.serve_s:
+            return reuse.reachable_tokens
         return reuse.own_tokens
 
     @staticmethod
