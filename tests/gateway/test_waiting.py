@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from kvist.gateway.faults import Fault
 from kvist.gateway.waiting import Waiting
 from kvist.router.fairness import FairQueue
-from kvist.router.protocol import Ask
+from kvist.router.protocol import Ask, Need, Refused
 
 LIMIT_S = 10.0
 
@@ -22,6 +23,7 @@ class Engines:
     def __init__(self, room: int) -> None:
         self.room = room
         self.went: list[str] = []
+        self.waited_s: dict[str, float] = {}
         self.most_over = 0
         self.waiting: Waiting
 
@@ -29,9 +31,15 @@ class Engines:
         """Whether another one may go on."""
         return self.room > 0
 
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """Nothing is cached; three seconds (60,000 tokens) are too long a wait."""
+        if ahead_s > 3.0:
+            return Refused("ttft", 3.0)
+        return Need(ask.prompt_tokens, ask.prompt_tokens / 20_000)
+
     async def send(self, ask: Ask) -> None:
         """A request as the relay sends it."""
-        await self.waiting.turn(ask)
+        self.waited_s[ask.request] = await self.waiting.turn(ask)
         self.room -= 1
         self.most_over = min(self.most_over, self.room)
         self.went.append(ask.request)
@@ -47,9 +55,9 @@ def run(
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S):
             engines = Engines(room)
-            queue = FairQueue(capacity=capacity, tenant_capacity=capacity)
+            queue = FairQueue(capacity=capacity, tenant_capacity=capacity, overtaken_s=LIMIT_S)
             loop = asyncio.get_running_loop()
-            engines.waiting = Waiting(queue, engines.has_room, loop.time, most_s=most_s)
+            engines.waiting = Waiting(queue, engines, loop.time, most_s=most_s)
             await test(engines)
             assert len(engines.waiting) == 0
             assert len(queue) == 0
@@ -72,6 +80,7 @@ def test_nobody_waits_while_there_is_room() -> None:
         for n in range(3):
             await engines.send(asked(str(n)))
         assert engines.went == ["0", "1", "2"]
+        assert set(engines.waited_s.values()) == {0.0}
 
     run(test, room=3)
 
@@ -106,6 +115,38 @@ def test_tenants_take_turns_and_urgent_requests_go_first_in_theirs() -> None:
         assert [name for name in engines.went if name[0] == "b"] == ["b!", "b0", "b1"]
         assert {name[0] for name in engines.went[:2]} == {"a", "b"}
         assert engines.went[-3:] == ["a3", "a4", "a5"]
+
+    run(test)
+
+
+def test_the_shortest_goes_first_and_is_told_how_long_it_waited() -> None:
+    async def test(engines: Engines) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        sizes = {"long": 16_000, "short": 1000, "middle": 4000}
+        tasks = [
+            asyncio.create_task(engines.send(replace(asked(name), prompt_tokens=tokens)))
+            for name, tokens in sizes.items()
+        ]
+        await settle()
+        engines.room = 3
+        await asyncio.gather(*tasks)
+        assert engines.went == ["short", "middle", "long"]
+        assert all(0 < waited_s <= loop.time() - began_s for waited_s in engines.waited_s.values())
+
+    run(test)
+
+
+def test_who_would_wait_for_too_long_is_told_at_once() -> None:
+    async def test(engines: Engines) -> None:
+        task = asyncio.create_task(engines.send(replace(asked("1"), prompt_tokens=80_000)))
+        await settle()
+        with pytest.raises(Fault, match="ttft"):
+            await engines.send(asked("2"))
+        engines.room = 2
+        await task
+        await engines.send(asked("3"))
+        assert engines.went == ["1", "3"]
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -80,7 +81,12 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     )
     knows = draw(st.sampled_from(Knows))
     booked = knows is Knows.BOOKINGS
-    routing = RoutingSpec(knows, gateways=draw(st.sampled_from((1, 3))) if booked else 1)
+    routing = RoutingSpec(
+        knows,
+        gateways=draw(st.sampled_from((1, 3))) if booked else 1,
+        hold_s=draw(st.sampled_from((0.0, 0.2, math.inf))) if booked else math.inf,
+        overtaken_s=draw(st.sampled_from((0.0, 5.0))),
+    )
     admission = draw(st.sampled_from(AdmissionKind)) if booked else AdmissionKind.NONE
     return ClusterSpec(
         model=LLAMA,
@@ -169,7 +175,7 @@ def test_every_request_ends_once_and_nothing_is_left(
             assert node.times.queued_bytes(path) == 0
         assert all(link.flows == {} for link in node.links.values())
     if isinstance(run._router, Gateways):
-        assert run._router.booked == 0
+        assert run._router.booked == run._router.held == 0
     assert report.links["nic_in"].moved_bytes == pytest.approx(report.links["nic_out"].moved_bytes)
 
 

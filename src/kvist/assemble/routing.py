@@ -63,8 +63,10 @@ def router_of(
         DecodeTimes(decode),
         block_tokens,
         loading,
+        step_tokens=config.step_tokens or None,
         kv_tokens=config.kv_tokens or None,
         guessed=True,
+        tbt_s=config.tbt_s,
     )
     return KvistRouter(setting, speeds, prefixes, stream)
 
@@ -85,5 +87,8 @@ def queue_of(config: RouterConfig) -> FairQueue:
     """Where a gateway's requests wait."""
     weights = config.tenant_weight if isinstance(config.tenant_weight, dict) else {}
     return FairQueue(
-        capacity=config.waiting, tenant_capacity=config.tenant_waiting, weights=weights
+        capacity=config.waiting,
+        tenant_capacity=config.tenant_waiting,
+        overtaken_s=config.overtaken_s,
+        weights=weights,
     )

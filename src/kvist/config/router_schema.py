@@ -80,6 +80,15 @@ class RouterConfig(Section, frozen=True):
         float,
         Meta(gt=0, description="Likewise, a decode step of one short request."),
     ] = 0.02
+    step_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Tokens that an engine computes in a step, decodes beside them (vLLM: "
+            "`--max-num-batched-tokens`): very long prompts then keep away from where many decode, "
+            "and speeds are learned from prompts that had no decodes beside them. 0: not known.",
+        ),
+    ] = 0
     kv_tokens: Annotated[
         int,
         Meta(
@@ -117,10 +126,18 @@ class RouterConfig(Section, frozen=True):
         float,
         Meta(
             ge=0,
-            description="Requests wait at the gateway, in fair order, while every replica has more "
-            "than this queued.",
+            description="Requests wait at the gateway, in fair order and the shortest first, while "
+            "every replica has more than this queued.",
         ),
-    ] = 1.0
+    ] = 0.5
+    overtaken_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A request that waits is overtaken by shorter ones that come no more than "
+            "this later. 0: all go in the order in which they came.",
+        ),
+    ] = 6.0
     waiting: Annotated[
         int,
         Meta(ge=1, description="Requests that may wait at a gateway; more are refused."),

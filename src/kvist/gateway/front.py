@@ -174,6 +174,7 @@ class Front:
             session=fields.session_id or request.headers.get(_SESSION) or "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
             undivided=not is_divisible(asked),
+            streams=asked.streams,
         )
 
     @contextmanager

@@ -79,7 +79,8 @@ class Relay:
         tracked = tracks(call.asked, self._settings.migrate)
         body = with_ids(call.asked) if tracked else call.body
         plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
-        await self._waiting.turn(call.ask)
+        waited_s = await self._waiting.turn(call.ask)
+        call.ask = replace(call.ask, waited_s=waited_s)
         attempt = 0
         while True:
             try:

@@ -98,7 +98,7 @@ async def serve(
         replicas = Replicas(roles_of(gateway), gateway.router, session, settings.timeouts, key)
         waiting = Waiting(
             gateway.queue,
-            gateway.router.has_room,
+            gateway.router,
             loop.time,
             most_s=settings.timeouts.first_token_s,
         )

@@ -62,33 +62,43 @@ class Admission:
         self, ask: Ask, queue_s: float, serve_s: float, decode: Replica, now_s: float
     ) -> Refused | None:
         """Judges a request by its predicted TTFT and the replica on which it would decode."""
-        ttft_s = queue_s + serve_s
-        if ask.deadline_s is not None and now_s + ttft_s > ask.deadline_s:
-            return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
-        if self.rule is Rule.NONE or ask.admitted or ask.exclude:
-            return None
-        share, limits = share_of_limits(ask.priority), self._limits
-        if queue_s and ttft_s > share * limits.ttft_s:
-            return Refused("ttft", _bounded_s(ttft_s - share * limits.ttft_s))
+        late = self.in_time(ask, queue_s, serve_s, now_s)
+        if late is not None or self._spares(ask):
+            return late
         if self.rule is Rule.BASELINE or is_idle(decode):
             return None
-        tokens = ask.prompt_tokens
+        tokens, ttft_s = ask.prompt_tokens, queue_s + serve_s
         if self.rule is Rule.EARLY:
             step_s = step_now_s(decode, 1, tokens)
         else:
             step_s = step_at_s(decode, tokens, now_s + ttft_s, now_s)
-        return self._too_slow(ask, step_s, share)
+        return self._too_slow(ask, step_s)
+
+    def in_time(self, ask: Ask, queue_s: float, serve_s: float, now_s: float) -> Refused | None:
+        """Judges a request by its predicted TTFT alone, with what it has waited already."""
+        ttft_s = queue_s + serve_s
+        if ask.deadline_s is not None and now_s + ttft_s > ask.deadline_s:
+            return Refused("deadline", _bounded_s(now_s + ttft_s - ask.deadline_s))
+        if self._spares(ask):
+            return None
+        limit_s = share_of_limits(ask.priority) * self._limits.ttft_s
+        late_s = ask.waited_s + ttft_s - limit_s
+        if late_s > 0 and (queue_s or serve_s <= limit_s):
+            return Refused("ttft", _bounded_s(late_s))
+        return None
 
     def before_decode(self, ask: Ask, replica: Replica) -> Refused | None:
         """Judges a request whose prompt was computed, and which decodes on `replica` from now."""
-        if self.rule is Rule.NONE or replica.contexts.live <= 1:
+        if self._spares(ask) or replica.contexts.live <= 1:
             return None
-        if ask.admitted or ask.exclude:
-            return None
-        return self._too_slow(ask, step_now_s(replica), share_of_limits(ask.priority))
+        return self._too_slow(ask, step_now_s(replica))
 
-    def _too_slow(self, ask: Ask, step_s: float, share: float) -> Refused | None:
-        if step_s <= share * self._limits.tbt_s:
+    def _spares(self, ask: Ask) -> bool:
+        """Whether no limit is held against a request."""
+        return self.rule is Rule.NONE or ask.admitted or bool(ask.exclude)
+
+    def _too_slow(self, ask: Ask, step_s: float) -> Refused | None:
+        if step_s <= share_of_limits(ask.priority) * self._limits.tbt_s:
             return None
         return Refused("tbt", _bounded_s(self._times.of(ask.tenant, ask.endpoint).quantile(0.5)))
 

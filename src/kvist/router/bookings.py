@@ -3,9 +3,9 @@
 Theory of operation. A booking opens three accounts and closes each once. *Work*: seconds of
 prefill, until the first token. Prompts are taken to be computed in order, so what is left of them
 is their sum less the time since the last of them ended, of which no more counts than the one in
-front takes. *Contexts*: tokens of KV that decode reads, expected from the booking on and live from
-the first token on. *Blocks*: unique keys, counted by reference; a prompt whose first blocks another
-one here holds will find them computed.
+front takes; one whose end nobody sees ends when it is predicted to. *Contexts*: tokens of KV that
+decode reads, expected from the booking on and live from the first token on. *Blocks*: unique keys,
+counted by reference; a prompt whose first blocks another one here holds will find them computed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from kvist.router.lengths import Distribution
 class Work:
     """A prompt to compute: predicted seconds; tokens to compute, and those that are cached.
 
-    `loads` says whether the cached ones come from below HBM.
+    `loads` says whether the cached ones come from below HBM, `seen` whether its end will be seen.
     """
 
     serve_s: float
     new_tokens: int
     cached_tokens: int
     loads: bool = False
+    seen: bool = True
 
 
 class PrefillQueue:
@@ -63,10 +64,20 @@ class PrefillQueue:
 
     def left_s(self, now_s: float) -> float:
         """Seconds until all are computed."""
+        self._pass_unseen(now_s)
         if not self._work:
             return 0.0
         front = next(iter(self._work.values()))
         return max(0.0, self._work_s - min(max(0.0, now_s - self._since_s), front.serve_s))
+
+    def _pass_unseen(self, now_s: float) -> None:
+        """Ends those in front that must be computed by now, and will not say so."""
+        while self._work:
+            booking, front = next(iter(self._work.items()))
+            end_s = self._since_s + front.serve_s
+            if front.seen or now_s < end_s:
+                return
+            self.remove(booking, end_s)
 
 
 @dataclass(slots=True)

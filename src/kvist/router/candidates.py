@@ -18,6 +18,10 @@ class Prefix:
     ssd_tokens: int  # of these, on its SSD
     reachable_tokens: int  # also from peers
 
+    def alone(self) -> Prefix:
+        """The same without the help of peers."""
+        return Prefix(self.hbm_tokens, self.own_tokens, self.ssd_tokens, self.own_tokens)
+
     def by_tier(self, tokens: int) -> dict[str, int]:
         """Where the first `tokens` come from, those that need not be computed; none left out."""
         hbm = min(tokens, self.hbm_tokens)
@@ -81,6 +85,10 @@ class Candidate(Protocol):
 
     def serve_s(self, prefix: Prefix) -> float:
         """Seconds of load and prefill: the least of computing, loading and fetching."""
+        ...
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        """Of these, seconds in which those that decode there get no token within their limit."""
         ...
 
     def load(self) -> Load:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kvist.core.keys import Key
 from kvist.cost.decode import DecodeTimes
 from kvist.cost.learner import WARM_UP
 from kvist.cost.prefill import PrefillTimes
@@ -26,12 +24,13 @@ from kvist.router.exchange import EXPIRES_S, LoadReport, OtherGateways
 from kvist.router.learning import Stretch
 from kvist.router.lengths import Groups
 from kvist.router.policies.kvist import DEFAULTS, Settings
-from kvist.router.protocol import Ask, Choice, Refused
+from kvist.router.protocol import Ask, Choice, Need, Refused
 from kvist.router.replicas import Replica, Speeds, View
 from kvist.router.sessions import Sessions
 from kvist.router.splitting import HandoverTimes, Splitting, place
 from kvist.router.splitting import Rule as SplitRule
 
+HOLD_S = 0.5  # a default; engines fill their steps from it, and hear of more in time
 _NO_REPLICA_RETRY_S = 5.0
 _LEAST_DECODE_S = 1e-3
 
@@ -47,7 +46,7 @@ class Setting:
     kvist: Settings = DEFAULTS
     admission: Rule = Rule.NONE
     limits: Limits = field(default_factory=lambda: Limits(30.0, 0.1))
-    hold_s: float = 1.0
+    hold_s: float = HOLD_S
     splitting: Splitting | None = None
     expire_s: float = EXPIRES_S
 
@@ -108,10 +107,7 @@ class KvistRouter:
     def choose(self, ask: Ask, now_s: float) -> Choice | Refused:
         """See `Router`."""
         with self._lock:
-            if self._learner is not None:
-                self._learner.expire(now_s)
-            keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
-            selected = self._select(ask, self._views(ask, keys, now_s))
+            selected = self._select(ask, self._views(ask, now_s))
             if selected is None:
                 return Refused("no-replica", _NO_REPLICA_RETRY_S)
             decode = self._replicas[selected.decode.name]
@@ -132,6 +128,24 @@ class KvistRouter:
                 r.queue.left_s(now_s) + r.others.queue_s(r.name, count, now_s) <= self._hold_s
                 for r in able
             )
+
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """See `Router`."""
+        with self._lock:
+            able = [view for view in self._views(ask, now_s) if self._prefills(view.replica)]
+            if not able:
+                return Need(ask.prompt_tokens, 0.0)
+            serve_s, best = min(
+                ((view.serve_s(view.prefix()), view) for view in able), key=lambda pair: pair[0]
+            )
+            wait_s = ahead_s / len(able) + min(view.queue_s() for view in able)
+            late = self._admission.in_time(ask, wait_s, serve_s, now_s)
+            if late is not None:
+                return late
+            prefix = best.prefix()
+            loads = self._speeds.loading is not None
+            cached = prefix.reachable_tokens if loads else prefix.hbm_tokens
+            return Need(max(0, ask.prompt_tokens - cached), serve_s)
 
     def joins(self, booking: int) -> Refused | None:
         """See `Router`."""
@@ -155,7 +169,7 @@ class KvistRouter:
                 return
             found.prefill, work = found.decode, found.work
             # What of it the first replica has saved is loaded: its time says nothing of computing.
-            found.work = Work(work.serve_s, work.new_tokens, work.cached_tokens, loads=True)
+            found.work = replace(work, loads=True)
             found.decode.queues(booking, found.work, now_s)
 
     def first_token(self, booking: int, now_s: float) -> None:
@@ -227,6 +241,7 @@ class KvistRouter:
                 seed.step_tokens,
                 seed.kv_tokens,
                 seed.guessed,
+                seed.tbt_s,
             )
             self._replicas[replica] = Replica(replica, role, own, self._others)
 
@@ -288,7 +303,10 @@ class KvistRouter:
             return replica.role == "prefill"
         return replica.role == "decode" or how.rule is not SplitRule.NEVER
 
-    def _views(self, ask: Ask, keys: Sequence[Key], now_s: float) -> list[View]:
+    def _views(self, ask: Ask, now_s: float) -> list[View]:
+        if self._learner is not None:
+            self._learner.expire(now_s)
+        keys = ask.keys[: max(0, ask.prompt_tokens - 1) // self._speeds.block_tokens]
         matched = self._prefixes.match(keys)
         far = max((prefix.reachable_tokens for prefix in matched.values()), default=0)
         nothing = Prefix(0, 0, 0, far) if far else NOTHING
@@ -310,7 +328,7 @@ class KvistRouter:
         decode = self._replicas[selected.decode.name]
         hit = self._hit_tokens(selected, prefill, ask)
         loads = hit > selected.reuse.hbm_tokens
-        work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads)
+        work = Work(selected.serve_s, max(0, ask.prompt_tokens - hit), hit, loads, ask.streams)
         prefill.queues(booking, work, now_s)
         prefill.blocks.hold(ask.keys)
         prefill.uses(ask.lora)
@@ -345,10 +363,9 @@ class KvistRouter:
         reuse = selected.reuse
         if replica.speeds.loading is None:
             return reuse.hbm_tokens
-        if reuse.reachable_tokens > reuse.own_tokens:
-            alone = Prefix(reuse.hbm_tokens, reuse.own_tokens, reuse.ssd_tokens, reuse.own_tokens)
-            if selected.prefill.serve_s(alone) > selected.serve_s:
-                return reuse.reachable_tokens
+        far = reuse.reachable_tokens > reuse.own_tokens
+        if far and selected.prefill.serve_s(reuse.alone()) > selected.serve_s:
+            return reuse.reachable_tokens
         return reuse.own_tokens
 
     @staticmethod

@@ -8,7 +8,11 @@ given at once, so the work does not depend on the size of a request. A tenant wh
 leaves the ring and its deficit lapses: nobody saves up.
 
 Priorities order the requests of one tenant only; between tenants they would be a way round
-fairness. Of equal priority the earliest deadline goes first, then the first that came.
+fairness. Of equal priority the earliest deadline goes first; of those without one the shortest, as
+far as age allows: a request ranks by when it came plus `STRETCH` times the seconds that it takes,
+`overtaken_s` at most. So only shorter requests overtake one, and none that comes more than
+`overtaken_s` later; a short one, none that comes more than `STRETCH` times its own seconds later.
+Shortest first has the least mean wait (Smith, 1956); the bound keeps the longest waits as they are.
 """
 
 from __future__ import annotations
@@ -19,18 +23,24 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvist.router.protocol import Ask, Refused
+from kvist.router.protocol import Ask, Need, Refused
 
 QUANTUM_TOKENS = 4096
+OVERTAKEN_S = 6.0  # a default
+STRETCH = 10.0  # seconds for which a request lets shorter ones pass, for each that it takes
 _FULL_RETRY_S = 2.0
 
 
 @dataclass(order=True, slots=True)
 class _Entry:
-    rank: tuple[int, float, int]
+    rank: tuple[int, float, float, int]
     ask: Ask = field(compare=False)
-    cost_tokens: int = field(compare=False)
+    need: Need = field(compare=False)
     waits: bool = field(compare=False, default=True)
+
+    @property
+    def cost_tokens(self) -> int:
+        return max(1, self.need.new_tokens)
 
 
 @dataclass(slots=True)
@@ -47,15 +57,21 @@ class _Tenant:
 
 
 class FairQueue:
-    """One owner; no clock. Requests are named by `Ask.request`, which must differ."""
+    """One owner; reads no clock. Requests are named by `Ask.request`, which must differ."""
 
     def __init__(
-        self, *, capacity: int, tenant_capacity: int, weights: Mapping[str, float] | None = None
+        self,
+        *,
+        capacity: int,
+        tenant_capacity: int,
+        overtaken_s: float = 0.0,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         """
         Args:
             capacity: most requests that wait.
             tenant_capacity: most of one tenant.
+            overtaken_s: for how long later requests may overtake one; 0: they come in order.
             weights: shares of tenants, 1 where not given.
 
         Raises:
@@ -66,16 +82,27 @@ class FairQueue:
             raise ValueError(f"weights must be above 0 and finite, not {self._weights}")
         self._capacity = capacity
         self._tenant_capacity = tenant_capacity
+        self._overtaken_s = overtaken_s
         self._ring: OrderedDict[str, _Tenant] = OrderedDict()  # the first one is at the cursor
         self._entries: dict[str, _Entry] = {}
         self._deadlines: list[tuple[float, int, _Entry]] = []
         self._came = 0
+        self._work_s = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def offer(self, ask: Ask, cost_tokens: int) -> Refused | None:
+    @property
+    def work_s(self) -> float:
+        """Seconds that those who wait would take of one replica."""
+        return self._work_s
+
+    def offer(self, ask: Ask, need: Need, now_s: float) -> Refused | None:
         """Lets a request wait; refused (`queue-full`) where there is no room.
+
+        Args:
+            need: what it would take now, at the replica that has most of it.
+            now_s: when it came.
 
         Raises:
             ValueError: a request of that name waits already.
@@ -91,7 +118,10 @@ class FairQueue:
             tenant = self._ring[ask.tenant] = _Tenant()
         self._came += 1
         deadline_s = math.inf if ask.deadline_s is None else ask.deadline_s
-        entry = _Entry((-ask.priority, deadline_s, self._came), ask, max(1, cost_tokens))
+        passed_s = now_s + min(self._overtaken_s, STRETCH * need.serve_s)
+        rank = -ask.priority, deadline_s, passed_s, self._came
+        entry = _Entry(rank, ask, need)
+        self._work_s += need.serve_s
         self._entries[ask.request] = entry
         heapq.heappush(tenant.heap, entry)
         tenant.waiting += 1
@@ -153,6 +183,7 @@ class FairQueue:
 
     def _leave(self, entry: _Entry) -> None:
         entry.waits = False
+        self._work_s = self._work_s - entry.need.serve_s if len(self._entries) > 1 else 0.0
         del self._entries[entry.ask.request]
         tenant = self._ring[entry.ask.tenant]
         tenant.waiting -= 1

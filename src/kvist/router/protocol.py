@@ -33,6 +33,8 @@ class Ask:
         exclude: replicas that failed this request; it is not judged by admission again.
         admitted: whether it was let in before and goes on elsewhere.
         undivided: no other replica than the one that answers may compute its prompt.
+        streams: its first token is seen when it comes; else nothing is before it is over.
+        waited_s: that it waited at a gateway before it may go to a replica.
     """
 
     request: str
@@ -49,6 +51,21 @@ class Ask:
     exclude: frozenset[str] = frozenset()
     admitted: bool = False
     undivided: bool = False
+    streams: bool = True
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a prompt takes of the replica that would be through with it first, were it idle.
+
+    Attributes:
+        new_tokens: to compute.
+        serve_s: predicted seconds to load and compute.
+    """
+
+    new_tokens: int
+    serve_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,14 @@ class Router(Protocol):
 
     def has_room(self, now_s: float) -> bool:
         """Whether a replica should get more now; yes where none could be chosen."""
+        ...
+
+    def need(self, ask: Ask, ahead_s: float, now_s: float) -> Need | Refused:
+        """What a request would take, to put those in order that wait; books nothing.
+
+        Args:
+            ahead_s: seconds of work that wait already; where that makes it late, it is refused.
+        """
         ...
 
     def prefilled(self, booking: int, now_s: float, *, done: bool = True) -> None:

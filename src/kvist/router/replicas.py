@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from kvist.router.candidates import Known, Load, Prefix
 from kvist.router.exchange import OtherGateways, ReplicaLoad
 from kvist.router.learning import BusyPeriod
 from kvist.router.protocol import Ask
-from kvist.router.serving import Loading, beside_decodes_s, serve_s
+from kvist.router.serving import Loading, Step, beside_decodes_s, serve_s, stalling_s
 
 ROLES = ("both", "prefill", "decode")
 MAX_ADAPTERS = 16  # that a replica is believed to keep loaded
@@ -32,6 +33,7 @@ class Speeds:
         step_tokens: of a prefill chunk that decodes ride along with; None where prefill runs alone.
         kv_tokens: of KV that its HBM holds; None where that is not known.
         guessed: `decode` began as nobody's measurement; see `decode_load`.
+        tbt_s: limit of a step that those who decode are promised.
     """
 
     prefill: PrefillTimes
@@ -41,6 +43,7 @@ class Speeds:
     step_tokens: int | None = None
     kv_tokens: int | None = None
     guessed: bool = False
+    tbt_s: float = math.inf
 
 
 class Replica:
@@ -75,7 +78,11 @@ class Replica:
         """A prompt to compute."""
         if not len(self.queue):
             self._period.begin(now_s)
-        if work.loads or (self.speeds.step_tokens is not None and self.contexts.live):
+        if (
+            work.loads
+            or not work.seen
+            or (self.speeds.step_tokens is not None and self.contexts.live)
+        ):
             self._period.spoil()
         self.queue.add(booking, work, now_s)
 
@@ -210,6 +217,19 @@ class View:
         speeds = self.replica.speeds
         coefficients = speeds.prefill.coefficients
         return self._beside(serve_s(self._ask.prompt_tokens, prefix, coefficients, speeds.loading))
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        """See `Candidate`. 0 where the size of a step is not known."""
+        speeds, contexts = self.replica.speeds, self.replica.contexts
+        if speeds.step_tokens is None or not contexts.live or not math.isfinite(speeds.tbt_s):
+            return 0.0
+        prefill, decode = speeds.prefill.coefficients, speeds.decode.coefficients
+        # The weights are read once for both.
+        beside_s = decode.decode_s(contexts.live, contexts.live_tokens)
+        beside_s -= min(prefill.a_s, decode.d0_s)
+        cached = prefix.hbm_tokens if speeds.loading is None else prefix.reachable_tokens
+        step = Step(speeds.step_tokens, beside_s, speeds.tbt_s)
+        return stalling_s(self._ask.prompt_tokens, cached, prefill, step)
 
     def load(self) -> Load:
         """See `Candidate`."""

@@ -60,6 +60,40 @@ def serve_s(
     return best_s
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of an engine that computes prompts in chunks beside decodes.
+
+    Attributes:
+        tokens: of a chunk.
+        beside_s: seconds that decodes add.
+        limit_s: that a step may take.
+    """
+
+    tokens: int
+    beside_s: float
+    limit_s: float
+
+
 def beside_decodes_s(prefill_s: float, step_s: float, chunk_s: float) -> float:
     """Prefill of `prefill_s` where every chunk of `chunk_s` shares its step with decodes."""
     return prefill_s * (1 + step_s / chunk_s)
+
+
+def stalling_s(
+    prompt_tokens: int, cached_tokens: int, prefill: PrefillCoefficients, step: Step
+) -> float:
+    """Seconds of a prefill whose steps take longer than those that decode beside it are promised.
+
+    The deeper a chunk is in its prompt the longer it takes; what comes before those is left out.
+    """
+    spare_s = step.limit_s - step.beside_s - prefill.prefill_s(step.tokens, 0)
+    deeper_s = 2 * prefill.c_s * step.tokens  # than the chunk before, for each token between
+    if not deeper_s and spare_s >= 0:
+        return 0.0
+    begin = max(cached_tokens, int(spare_s / deeper_s) if deeper_s else 0)
+    new = prompt_tokens - begin
+    if new <= 0:
+        return 0.0
+    passes = -(-new // step.tokens)
+    return prefill.prefill_s(new, begin) + (passes - 1) * prefill.a_s

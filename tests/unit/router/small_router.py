@@ -97,6 +97,8 @@ class Stub:
     queue: float = 0.0
     serve: float = 1.0
     step: float = 0.05
+    stall: float = 0.0
+    spared: float = 0.0
     held: Prefix = _NOTHING
     known: Known = _AT_HOME
     busy: Load = _IDLE
@@ -116,9 +118,14 @@ class Stub:
         return self.held
 
     def serve_s(self, prefix: Prefix) -> float:
-        """As given; notes what was counted on."""
+        """As given, and `spared` more without peers; notes what was counted on."""
         self.asked.append(prefix)
-        return self.serve
+        fetches = prefix.reachable_tokens > prefix.own_tokens
+        return self.serve if fetches else self.serve + self.spared
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        """As given."""
+        return self.stall
 
     def load(self) -> Load:
         """As given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -82,6 +83,18 @@ def test_what_decodes_now_is_gone_by_the_share_that_ends_until_then() -> None:
 
 def _step_s(batch: float, contexts: float) -> float:
     return DECODE.d0_s + DECODE.d1_s * batch + DECODE.d2_s * contexts * 10_000
+
+
+def test_what_a_request_has_waited_counts_against_its_limit() -> None:
+    made = Admission(Rule.PREDICTIVE, Limits(10.0, 1.0), Groups(0.001))
+    judged = functools.partial(made.at_door, queue_s=0.0, decode=_replica(), now_s=0.0)
+    at_door = functools.partial(judged, serve_s=2.0)
+    assert at_door(ask("fine", waited_s=7.4)) is None
+    late = at_door(ask("late", waited_s=9.5))
+    assert late == Refused("ttft", pytest.approx(2.0))
+    assert at_door(ask("urgent", waited_s=9.5, priority=1)) is None
+    assert at_door(ask("again", waited_s=9.5, admitted=True)) is None
+    assert judged(ask("endless", waited_s=0.1), serve_s=12.0) is None  # nobody would be in time
 
 
 def test_others_requests_count_in_every_step() -> None:

@@ -31,6 +31,21 @@ def test_a_queue_is_worked_off_by_time_but_not_beyond_the_prompt_in_front() -> N
     assert (queue.left_s(16.0), queue.tokens, len(queue)) == (0.0, 0, 0)
 
 
+def test_prompts_whose_end_nobody_sees_end_when_they_are_predicted_to() -> None:
+    queue = PrefillQueue()
+    for booking, seen in enumerate([False, False, True, False]):
+        queue.add(booking, Work(2.0, 100, 0, seen=seen), 0.0)
+    assert queue.left_s(1.0) == 7.0
+    assert queue.left_s(3.0) == 5.0
+    assert (len(queue), queue.tokens) == (3, 300)
+    assert queue.left_s(9.0) == 2.0  # the third has not said that it is computed
+    queue.remove(2, 9.0)
+    queue.remove(0, 9.0)  # is gone already
+    assert queue.left_s(10.0) == 1.0
+    assert queue.left_s(99.0) == 0.0
+    assert (len(queue), queue.tokens) == (0, 0)
+
+
 def test_a_prompt_behind_that_ends_first_takes_only_its_own_work_away() -> None:
     queue = PrefillQueue()
     queue.add(1, _work(2.0), 0.0)

@@ -16,7 +16,7 @@ from kvist.core.errors import ConfigError
 from kvist.router.admission import Limits, Rule
 from kvist.router.candidates import Prefix
 from kvist.router.conductor import KvistRouter, Setting
-from kvist.router.protocol import Choice, Refused, Router
+from kvist.router.protocol import Choice, Need, Refused, Router
 
 
 def test_it_is_a_router_and_books_what_it_chose() -> None:
@@ -267,6 +267,49 @@ def test_there_is_room_while_one_replica_that_computes_has_little_queued() -> No
     made.set_state("p", healthy=False)
     made.set_state("q", healthy=False)
     assert made.has_room(9.0)  # nobody is waited for: `choose` says that none is open
+
+
+def test_answers_that_come_whole_do_not_fill_a_replica_for_as_long_as_they_decode() -> None:
+    made = router("a", setting=Setting(hold_s=0.5))
+    for n in range(10):
+        made.choose(ask(str(n), 10_000, streams=False), 0.0)
+    assert not made.has_room(9.0)
+    assert made.has_room(10.0)
+    assert made.booked == 10
+
+
+def test_what_a_request_takes_is_told_of_the_replica_that_has_most_of_it() -> None:
+    held = Held()
+    held.found = {"b": own(4992)}
+    made = router("a", "b", held=held)
+    assert made.need(ask("1", 5000), 0.0, 0.0) == Need(8, PREFILL.prefill_s(8, 4992))
+    made.set_state("b", healthy=False)
+    assert made.need(ask("1", 5000), 0.0, 0.0) == Need(5000, PREFILL.prefill_s(5000, 0))
+    made.set_state("a", healthy=False)
+    assert made.need(ask("1", 5000), 0.0, 0.0) == Need(5000, 0.0)
+    assert made.booked == 0
+
+
+def test_what_peers_hold_need_not_be_computed_where_it_is_loaded() -> None:
+    held = Held()
+    held.found = {"a": Prefix(0, 640, 0, 6400)}
+    loads, computes = router("a", held=held, loads=True), router("a", held=held)
+    needs = [made.need(ask("1", 6500), 0.0, 0.0) for made in (loads, computes)]
+    assert [need.new_tokens for need in needs if isinstance(need, Need)] == [100, 6500]
+
+
+def test_who_would_wait_beyond_the_limit_is_refused_at_the_door() -> None:
+    made = router("a", "b", setting=_limited(Rule.PREDICTIVE, ttft_s=10.0))
+    made.choose(ask("x", 10_000), 0.0)
+    made.choose(ask("y", 30_000), 0.0)
+    assert isinstance(made.need(ask("1", 10_000), 14.0, 0.0), Need)  # 1 s, half of 14 s, and 1 s
+    late = made.need(ask("1", 10_000), 18.0, 0.0)
+    assert isinstance(late, Refused)
+    assert late.reason == "ttft"
+    due = made.need(ask("1", 10_000, deadline_s=5.0), 14.0, 0.0)
+    assert isinstance(due, Refused)
+    assert due.reason == "deadline"
+    assert isinstance(made.need(ask("1", 10_000, admitted=True), 99.0, 0.0), Need)
 
 
 def test_output_lengths_are_learned_from_requests_that_ended_well() -> None:

@@ -87,13 +87,24 @@ def test_kvist_spares_work_where_others_wait_for_it() -> None:
     assert _picks("kvist", far, near) == ["near"]
 
 
-def test_kvist_keeps_long_prompts_from_where_many_decode() -> None:
-    def picked(serve: float) -> list[str]:
-        decoding = Stub("decoding", serve=serve, busy=_busy(requests=20))
-        return _picks("kvist", decoding, Stub("waiting", queue=0.5, serve=serve))
+def test_kvist_keeps_prompts_whose_steps_are_too_long_from_where_many_decode() -> None:
+    def picked(stall: float) -> list[str]:
+        decoding = Stub("decoding", serve=9.0, stall=stall, busy=_busy(requests=20))
+        return _picks("kvist", decoding, Stub("queued", queue=3.0, serve=9.0))
 
-    assert picked(0.1) == ["decoding"]  # 0.1 s for each of 20, a tenth of it: less than the queue
-    assert picked(1.0) == ["waiting"]
+    assert picked(0.0) == ["decoding"]
+    assert picked(0.1) == ["decoding"]  # for each of 20, and less than the queue
+    assert picked(1.0) == ["queued"]
+
+
+def test_kvist_waits_a_while_for_who_has_the_prefix_rather_than_copy_it() -> None:
+    def picked(queue: float) -> list[str]:
+        home = Stub("home", queue=queue, serve=1.0, held=Prefix(900, 900, 0, 900))
+        away = Stub("away", serve=1.5, spared=10.0, held=Prefix(0, 0, 0, 900))
+        return _picks("kvist", home, away)
+
+    assert picked(0.6) == picked(2.4) == ["home"]  # a fifth of 10 s is charged for the copy
+    assert picked(2.6) == ["away"]
 
 
 def test_kvist_breaks_ties_by_decode_step_then_draws() -> None:

@@ -24,7 +24,4 @@ class CacheAware(Ranked):
     def reuse(self, candidate: Candidate) -> Prefix:
         """With peers, or without."""
         found = candidate.prefix()
-        if self._peers:
-            return found
-        own = found.own_tokens
-        return Prefix(found.hbm_tokens, own, found.ssd_tokens, own)
+        return found if self._peers else found.alone()

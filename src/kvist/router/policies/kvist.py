@@ -6,8 +6,13 @@ work is charged once for the request itself and once for each request that waits
 nothing where nobody waits, and the more the busier the replica, where work that a cache could have
 spared is what others wait for. Long prompts thereby keep away from where many short ones come.
 
-Prefill also slows whoever decodes there, by about a second for each of its own; such a second
-weighs a tenth of one before a first token. So long prompts keep away from where many decode.
+What is fetched from peers is kept, in the place of other blocks, some of which will be computed
+again. So a share of the seconds that a fetch spares is charged: a request waits a while for a
+replica that has its prefix, rather than to make one more copy of it.
+
+Prefill in chunks also slows whoever decodes there. Little by most chunks; those deep in a long
+prompt take longer than a token may. A second of those is charged `_STALL_RATIO` times for each that
+decodes, so very long prompts come together where few decode, and the others keep their pace.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ class Settings:
 
 
 DEFAULTS = Settings()
-_DECODE_RATIO = 0.1  # what a second's delay of a decode weighs beside one before a first token
+_COPY_RATIO = 0.2  # of what a fetch spares, what is computed again of the blocks that it evicts
+_STALL_RATIO = 0.3  # what a second of late tokens weighs beside one before a first token
 _STEP_TIE_RATIO = 1.01
 
 
@@ -77,9 +83,14 @@ class Kvist:
         return candidate.prefix()
 
     def _cost_s(self, candidate: Candidate) -> float:
-        load = candidate.load()
-        charge = 1 + load.waiting + _DECODE_RATIO * (load.requests - load.waiting)
-        cost_s = candidate.queue_s() + charge * candidate.serve_s(candidate.prefix())
+        load, prefix = candidate.load(), candidate.prefix()
+        charge = 1 + load.waiting
+        serve_s = candidate.serve_s(prefix)
+        if prefix.reachable_tokens > prefix.own_tokens:
+            serve_s += _COPY_RATIO * (candidate.serve_s(prefix.alone()) - serve_s)
+        cost_s = candidate.queue_s() + charge * serve_s
+        if decoding := load.requests - load.waiting:
+            cost_s += _STALL_RATIO * decoding * candidate.stalls_s(prefix)
         known, settings = candidate.known, self._settings
         if not known.session:
             cost_s += settings.session_s

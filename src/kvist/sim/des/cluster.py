@@ -1,10 +1,10 @@
 """A cluster at work: arrivals, routing, engines, the way from prefill to decode, faults.
 
-Theory of operation. A request is placed when it arrives (its prefill and its decode node at once),
-queues at its prefill node, and ends exactly once. On a prefill node its KV leaves over the NICs:
-after the prefill, or layer by layer beside it, the last layer following the last token. Where a
-node is lost, its requests begin anew elsewhere with the tokens they have as part of the prompt; one
-that lost its node `MAX_RETRIES` times fails.
+Theory of operation. A request is placed when it arrives or has waited at its gateway (its prefill
+and its decode node at once), queues at its prefill node, and ends exactly once. On a prefill node
+its KV leaves over the NICs: after the prefill, or layer by layer beside it, the last layer
+following the last token. Where a node is lost, its requests begin anew elsewhere with the tokens
+they have as part of the prompt; one that lost its node `MAX_RETRIES` times fails.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kvist.sim.des.arrivals import arrivals
 from kvist.sim.des.engine import Engine
 from kvist.sim.des.faults import planned_faults
 from kvist.sim.des.gateways import Gateways
-from kvist.sim.des.kernel import Kernel
+from kvist.sim.des.kernel import Event, Kernel
 from kvist.sim.des.links import Flow, LinkKind, Network
 from kvist.sim.des.loading import Loader
 from kvist.sim.des.measures import Measures
 from kvist.sim.des.node import Node
 from kvist.sim.des.report import End, Refusal, Report
-from kvist.sim.des.routing import NodeView, Placement, Router, SeesEngines
+from kvist.sim.des.routing import LOOK_S, NodeView, Placement, Router, SeesEngines
 from kvist.sim.des.routing_spec import Knows
 from kvist.sim.des.sequence import Sequence, State
 from kvist.sim.des.spec import (
@@ -119,6 +119,8 @@ class Cluster:
         self._all = [Node(e, s, spec) for e, s in zip(self.engines, self.store.nodes, strict=True)]
         self._reach: tuple[Ask | None, int] = (None, 0)
         self._sending: dict[Sequence, _Sending] = {}
+        self._held: dict[str, Sequence] = {}  # at gateways, by `Ask.request`
+        self._look: Event | None = None
         self._down = [0] * len(spec.roles)  # losses that hold now
         self._slowed: dict[tuple[int, FaultKind], list[float]] = {}
         self._shipped_layers = max(1, spec.model.layers)
@@ -195,6 +197,24 @@ class Cluster:
             admitted=sequence.retries > 0,
         )
         found = self._router.choose(ask, self)
+        if found is not None:
+            self._decided(sequence, found)
+            return
+        self._held[ask.request] = sequence
+        self._let_on()
+
+    def _let_on(self) -> None:
+        """Those who waited go on that may; the others are looked at again."""
+        for request, found in self._router.let_on(self):
+            self._decided(self._held.pop(request), found)
+        if self._held and self._look is None:
+            self._look = self.kernel.after(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._let_on()
+
+    def _decided(self, sequence: Sequence, found: Placement | Refusal) -> None:
         if isinstance(found, Placement):
             self._place(sequence, found)
         else:

@@ -2,14 +2,17 @@
 
 Gateways know of load only what they booked and what came back, as in production; of prefixes what
 the cluster's directory says. Each request comes to a gateway by chance. Reports cross between them
-when a request comes and the last exchange is `exchange_s` ago.
+when a request comes and the last exchange is `exchange_s` ago. Where no node has room a request
+waits at its gateway, in the production queue, as `kvist.gateway.waiting` has it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from kvist.core.keys import Key
 from kvist.cost.decode import DecodeTimes
@@ -18,8 +21,9 @@ from kvist.cost.transfer import TransferTimes
 from kvist.router.admission import Limits, Rule
 from kvist.router.candidates import Prefix
 from kvist.router.conductor import KvistRouter, Setting
+from kvist.router.fairness import FairQueue
 from kvist.router.policies.kvist import Settings
-from kvist.router.protocol import Ask, Choice
+from kvist.router.protocol import Ask, Choice, Refused
 from kvist.router.replicas import Speeds
 from kvist.router.serving import Loading
 from kvist.sim.des.report import Refusal
@@ -33,6 +37,7 @@ _REFUSALS = {
     "tbt": Refusal.TBT,
     "no-replica": Refusal.NO_NODE,
 }
+_UNBOUNDED = sys.maxsize  # requests that wait: a trace has an end
 
 
 class _Directory:
@@ -60,6 +65,7 @@ class Gateways:
             kvist=Settings(temperature=routing.temperature),
             admission=Rule(spec.admission.value),
             limits=Limits(spec.slo.ttft_s, spec.slo.tbt_s),
+            hold_s=routing.hold_s,
         )
         self._directory = _Directory()
         self._stream = stream
@@ -69,6 +75,15 @@ class Gateways:
             KvistRouter(setting, _speeds(spec, block_tokens), self._directory, stream)
             for _ in range(routing.gateways)
         ]
+        self._queues = [
+            FairQueue(
+                capacity=_UNBOUNDED,
+                tenant_capacity=_UNBOUNDED,
+                overtaken_s=routing.overtaken_s,
+            )
+            for _ in self._routers
+        ]
+        self._came_s: dict[str, float] = {}  # of those that wait
         self._alive = dict.fromkeys(range(len(spec.roles)), True)
         for router in self._routers:
             for index, role in enumerate(spec.roles):
@@ -80,16 +95,43 @@ class Gateways:
         """Bookings that are open."""
         return sum(router.booked for router in self._routers)
 
-    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal:
+    @property
+    def held(self) -> int:
+        """Requests that wait at gateways."""
+        return len(self._came_s)
+
+    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal | None:
         """See `Router`."""
         self._directory.cluster = cluster
         self._notice(cluster)
         if len(self._routers) > 1 and cluster.now_s - self._exchanged_s >= self._exchange_s:
             self._exchange(cluster.now_s)
-        router = self._routers[0]
+        number = 0
         if len(self._routers) > 1:
-            router = self._stream.choice(self._routers)
-        found = router.choose(ask, cluster.now_s)
+            number = self._stream.randrange(len(self._routers))
+        router, queue = self._routers[number], self._queues[number]
+        if ask.admitted or (not len(queue) and router.has_room(cluster.now_s)):
+            return self._send(router, ask, cluster.now_s)
+        need = router.need(ask, queue.work_s, cluster.now_s)
+        if isinstance(need, Refused):
+            return _REFUSALS[need.reason]
+        queue.offer(ask, need, cluster.now_s)
+        self._came_s[ask.request] = cluster.now_s
+        return None
+
+    def let_on(self, cluster: ClusterView) -> Iterator[tuple[str, Placement | Refusal]]:
+        """See `Router`."""
+        self._notice(cluster)
+        now_s = cluster.now_s
+        for router, queue in zip(self._routers, self._queues, strict=True):
+            while len(queue) and router.has_room(now_s):
+                ask = queue.take()
+                assert ask is not None
+                waited_s = now_s - self._came_s.pop(ask.request)
+                yield ask.request, self._send(router, replace(ask, waited_s=waited_s), now_s)
+
+    def _send(self, router: KvistRouter, ask: Ask, now_s: float) -> Placement | Refusal:
+        found = router.choose(ask, now_s)
         if not isinstance(found, Choice):
             return _REFUSALS[found.reason]
         self._booked[ask.request] = router, found.booking
@@ -150,4 +192,5 @@ def _speeds(spec: ClusterSpec, block_tokens: int) -> Speeds:
         loading if loads else None,
         spec.engine.step_tokens if chunked else None,
         spec.hbm_tokens(),
+        spec.slo.tbt_s,
     )

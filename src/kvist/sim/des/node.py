@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvist.router.candidates import Load, Prefix
 from kvist.router.protocol import Ask
-from kvist.router.serving import Loading, beside_decodes_s, serve_s
+from kvist.router.serving import Loading, Step, beside_decodes_s, serve_s, stalling_s
 from kvist.sim.des.engine import Engine
 from kvist.sim.des.spec import ClusterSpec, LoadPolicy, Role
 from kvist.sim.des.store import NodeStore
@@ -13,10 +13,11 @@ from kvist.sim.des.store import NodeStore
 class Node:
     """An engine and its part of the store. All predictions are the cost model's."""
 
-    __slots__ = ("_loading", "engine")
+    __slots__ = ("_loading", "_tbt_s", "engine")
 
     def __init__(self, engine: Engine, store: NodeStore, spec: ClusterSpec) -> None:
         self.engine = engine
+        self._tbt_s = spec.slo.tbt_s
         self._loading: Loading | None = None
         if spec.store.load is not LoadPolicy.NEVER:
             self._loading = Loading(
@@ -59,6 +60,16 @@ class Node:
     def serve_s(self, prompt_tokens: int, prefix: Prefix) -> float:
         """See `NodeView`."""
         return serve_s(prompt_tokens, prefix, self.engine.prefill, self._loading)
+
+    def stalls_s(self, prompt_tokens: int, prefix: Prefix) -> float:
+        """See `NodeView`."""
+        engine = self.engine
+        if not engine.chunked or not engine.batch.members:
+            return 0.0
+        beside_s = engine.batch.step_s() - min(engine.prefill.a_s, engine.decode.d0_s)
+        step = Step(engine.step_tokens, beside_s, self._tbt_s)
+        cached = prefix.hbm_tokens if self._loading is None else prefix.reachable_tokens
+        return stalling_s(prompt_tokens, cached, engine.prefill, step)
 
     def load(self, ask: Ask) -> Load:
         """See `NodeView`. Blocks are those that HBM holds for requests."""

@@ -7,7 +7,7 @@ engine; `gateways.py` runs the whole production router on its own bookings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +20,7 @@ from kvist.router.protocol import Ask
 from kvist.sim.des.report import Refusal
 from kvist.sim.des.spec import Role
 
+LOOK_S = 0.02  # as gateways do
 ROLES = {Role.MIXED: "both", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
@@ -46,6 +47,10 @@ class NodeView(Protocol):
 
     def serve_s(self, prompt_tokens: int, prefix: Prefix) -> float:
         """Predicted seconds of load and prefill: the least of computing, loading and fetching."""
+        ...
+
+    def stalls_s(self, prompt_tokens: int, prefix: Prefix) -> float:
+        """Of these, seconds of steps that are longer than the SLO's TBT, where some decode."""
         ...
 
     def load(self, ask: Ask) -> Load:
@@ -86,8 +91,15 @@ class Placement:
 class Router(Protocol):
     """Chooses nodes; is told what became of it. Requests are named by `Ask.request`."""
 
-    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal:
-        """The nodes for a request, or why it is not served."""
+    def choose(self, ask: Ask, cluster: ClusterView) -> Placement | Refusal | None:
+        """The nodes for a request, why it is not served, or None: it waits for `let_on`."""
+        ...
+
+    def let_on(self, cluster: ClusterView) -> Iterator[tuple[str, Placement | Refusal]]:
+        """Those that waited and are decided now, each before the next is looked at.
+
+        To be called after each `choose` that gave None, and every `LOOK_S` while any waits.
+        """
         ...
 
     def joins(self, request: str) -> Refusal | None:
@@ -105,6 +117,10 @@ class Router(Protocol):
 
 class Forgetful:
     """A router that keeps no books: base for those that only choose."""
+
+    def let_on(self, cluster: ClusterView) -> Iterator[tuple[str, Placement | Refusal]]:
+        """None waits."""
+        return iter(())
 
     def joins(self, request: str) -> Refusal | None:
         """Goes on."""
@@ -167,6 +183,9 @@ class _Seen:
 
     def serve_s(self, prefix: Prefix) -> float:
         return self._node.serve_s(self._ask.prompt_tokens, prefix)
+
+    def stalls_s(self, prefix: Prefix) -> float:
+        return self._node.stalls_s(self._ask.prompt_tokens, prefix)
 
     def load(self) -> Load:
         return self._node.load(self._ask)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from kvist.core.errors import ConfigError
+from kvist.router.fairness import OVERTAKEN_S
 
 _MAX_GATEWAYS = 64
 
@@ -54,6 +56,9 @@ class RoutingSpec:
         temperature: of the policy `kvist`.
         gateways: how many route at once, each with bookings of its own; with `bookings` only.
         exchange_s: how often they tell each other; infinite for never.
+        hold_s: requests wait at gateways while every node has more than this queued, with
+            `bookings` only; infinite: none waits.
+        overtaken_s: how much later a shorter request may come and still overtake one that waits.
     """
 
     knows: Knows = Knows.ENGINES
@@ -61,6 +66,8 @@ class RoutingSpec:
     temperature: float = 0.0
     gateways: int = 1
     exchange_s: float = 0.1
+    hold_s: float = math.inf
+    overtaken_s: float = OVERTAKEN_S
 
     def __post_init__(self) -> None:
         if not 1 <= self.gateways <= _MAX_GATEWAYS:
@@ -75,6 +82,14 @@ class RoutingSpec:
             raise ConfigError("must be 0 or more", path="$.routing.temperature")
         if not self.exchange_s > 0:
             raise ConfigError("must be above 0", path="$.routing.exchange_s")
+        if not self.hold_s >= 0 or not 0 <= self.overtaken_s < math.inf:
+            raise ConfigError("hold_s and overtaken_s must be 0 or more", path="$.routing")
+        if self.knows is Knows.ENGINES and math.isfinite(self.hold_s):
+            raise ConfigError(
+                "a gateway holds requests by its bookings",
+                path="$.routing.hold_s",
+                remedy="set routing.knows: bookings",
+            )
 
     def check(self, admission: AdmissionKind) -> None:
         """Refuses an admission that needs bookings where there are none.

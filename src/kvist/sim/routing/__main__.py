@@ -31,14 +31,17 @@ _RULES = "admission"
 _FAILED, _BAD_INPUT = 1, 2
 
 
-def studies(sizes: Sequence[int] = SIZES, requests: int | None = None) -> list[Study]:
+def studies(
+    sizes: Sequence[int] = SIZES, requests: int | None = None, seed: int = SEED
+) -> list[Study]:
     """All, in the order in which they run.
 
     Args:
         sizes: of the clusters that compare policies.
         requests: of each trace that policies are compared on; None for all.
+        seed: of that comparison.
     """
-    return [rules_study(), rates_study(), gateways_study(), policies_study(sizes, requests)]
+    return [rules_study(), rates_study(), gateways_study(), policies_study(sizes, requests, seed)]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,6 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="compare policies on the first N requests of each trace (default: all)",
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="N",
+        help=f"compare policies with that seed (default: {SEED})",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write the tables of policies into that page"
@@ -97,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> list[Study]:
-    known = {study.name: study for study in studies(tuple(args.nodes or SIZES), args.requests)}
+    asked = studies(tuple(args.nodes or SIZES), args.requests, args.seed)
+    known = {study.name: study for study in asked}
     for name in args.only or ():
         if name not in known:
             raise ConfigError(
@@ -137,7 +148,9 @@ def _run(args: argparse.Namespace, wanted: Sequence[Study]) -> int:
         if args.plot is not None and outcome.name == _RULES:
             draw(results, args.plot)
         if args.json is not None:
-            args.json.write_text(json.dumps(_record(outcomes, compared), indent=1) + "\n")
+            args.json.write_text(
+                json.dumps(_record(outcomes, compared, args.seed), indent=1) + "\n"
+            )
     if args.page is not None:
         args.page.write_text(with_section(args.page.read_text(), compared))
     return 0 if all(outcome.holds for outcome in outcomes) else _FAILED
@@ -148,10 +161,12 @@ def _progress(run: Run, report: Report, seconds: float) -> None:
     print(f"{run.label}: {found} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
-def _record(outcomes: Sequence[Outcome], compared: Sequence[PolicyRow]) -> dict[str, Any]:
+def _record(
+    outcomes: Sequence[Outcome], compared: Sequence[PolicyRow], seed: int
+) -> dict[str, Any]:
     return {
         "kvist": __version__,
-        "seed": SEED,
+        "seed": seed,
         "studies": [
             {
                 "name": outcome.name,

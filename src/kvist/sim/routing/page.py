@@ -11,7 +11,7 @@ MARK = (
     "<!-- Below: written by `python -m kvist.sim.routing --page` from "
     "bench/results/routing_sim.json. -->"
 )
-_HEADS = ("policy", "mean TTFT", "p90", "goodput", "tokens not computed")
+_HEADS = ("policy", "mean TTFT", "p50", "p90", "p99", "goodput", "tokens not computed")
 
 
 def with_section(page: str, rows: Sequence[PolicyRow]) -> str:
@@ -35,7 +35,9 @@ def _cells(row: PolicyRow) -> tuple[str, ...]:
     return (
         f"`{row.policy}`",
         f"{row.ttft_s_mean:.2f} s",
+        f"{row.ttft_s_p50:.2f} s",
         f"{row.ttft_s_p90:.2f} s",
+        f"{row.ttft_s_p99:.2f} s",
         f"{row.goodput_rps:.3f} /s",
         f"{row.hit_ratio:.1%}",
     )

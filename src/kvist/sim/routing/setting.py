@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from kvist.router.conductor import HOLD_S
 from kvist.sim.des import spec
 from kvist.sim.des.cluster import simulate
 from kvist.sim.des.report import Report
@@ -61,6 +62,7 @@ class Run:
         gateways: how many route at once.
         exchange_s: how often they tell each other.
         requests: only so many of the trace's first; None for all.
+        seed: of arrivals and draws.
     """
 
     traffic: Traffic
@@ -72,6 +74,7 @@ class Run:
     gateways: int = 1
     exchange_s: float = 0.1
     requests: int | None = None
+    seed: int = SEED
 
     @property
     def label(self) -> str:
@@ -106,7 +109,7 @@ def cluster(run: Run) -> spec.ClusterSpec:
         engine=engine,
         router=run.router,
         admission=run.admission,
-        routing=RoutingSpec(Knows.BOOKINGS, gateways=run.gateways, exchange_s=run.exchange_s),
+        routing=_routing(run),
         slo=spec.Slo(run.traffic.ttft_s, run.traffic.tbt_s),
         arrivals=spec.ArrivalSpec(
             rate_scale=run.traffic.rate * run.rate * run.nodes / BASE_NODES, limit=run.requests
@@ -114,6 +117,14 @@ def cluster(run: Run) -> spec.ClusterSpec:
     )
 
 
+def _routing(run: Run) -> RoutingSpec:
+    """`kvist` as it is shipped; the others send at once, as their originals do."""
+    base = RoutingSpec(Knows.BOOKINGS, gateways=run.gateways, exchange_s=run.exchange_s)
+    if run.router is not RouterKind.KVIST:
+        return base
+    return dataclasses.replace(base, hold_s=HOLD_S)
+
+
 def measure(run: Run, trace: Trace) -> Report:
     """Simulates a run; deterministic."""
-    return simulate(cluster(run), trace, seed=SEED)
+    return simulate(cluster(run), trace, seed=run.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any
 
 import pytest
 from small_cluster import PREFILL, cluster, engine, request, store, trace
@@ -12,7 +13,7 @@ from small_cluster import PREFILL, cluster, engine, request, store, trace
 from kvist.core.errors import ConfigError
 from kvist.router.protocol import Ask
 from kvist.sim.des.cluster import MAX_RETRIES, simulate
-from kvist.sim.des.report import End, Report
+from kvist.sim.des.report import End, Report, Served
 from kvist.sim.des.routing import ClusterView, Forgetful, Placement
 from kvist.sim.des.routing_spec import AdmissionKind, Knows, RouterKind, RoutingSpec
 from kvist.sim.des.spec import (
@@ -20,6 +21,7 @@ from kvist.sim.des.spec import (
     Fault,
     FaultKind,
     LinkSpec,
+    Prefilling,
     RandomFaults,
     Role,
     Scope,
@@ -63,6 +65,34 @@ def test_better_routers_give_shorter_ttft(knows: Knows) -> None:
 
 
 JUDGING = [kind for kind in AdmissionKind if kind is not AdmissionKind.NONE]
+
+
+def _held(**how: Any) -> list[Served]:
+    routing = RoutingSpec(Knows.BOOKINGS, hold_s=0.1, **how)
+    sizes = [20_000, 20_000, 8000, 20_000, 1000, 4000]
+    requests = [request(n * 0.01, str(n), size) for n, size in enumerate(sizes)]
+    chunks = engine(prefilling=Prefilling.CHUNKED, step_tokens=1000)
+    spec = cluster(2, router=RouterKind.KVIST, routing=routing, engine=chunks)
+    return list(simulate(spec, trace(*requests)).served)
+
+
+def test_where_no_node_has_room_the_shortest_of_those_that_wait_goes_first() -> None:
+    served = _held(overtaken_s=100.0)
+    first_s = [s.arrival_s + s.ttft_s for s in served]
+    assert sorted(range(6), key=first_s.__getitem__)[2:] == [4, 5, 2, 3]
+    in_order = _held(overtaken_s=0.0)
+    assert sum(s.ttft_s for s in served) < 0.95 * sum(s.ttft_s for s in in_order)
+
+
+def test_requests_wait_at_several_gateways_and_through_the_loss_of_every_node() -> None:
+    faults = tuple(Fault(FaultKind.LOST_NODE, node, 2.1, 4.0) for node in range(2))
+    routing = RoutingSpec(Knows.BOOKINGS, gateways=3, hold_s=0.1)
+    requests = [request(n * 0.1, str(n), 10_000) for n in range(30)]
+    spec = cluster(2, router=RouterKind.KVIST, routing=routing, faults=faults)
+    report = simulate(spec, trace(*requests))
+    assert report.finished + report.failed == report.requests
+    assert report.finished
+    assert report.failed  # those that had come when no node was there
 
 
 @pytest.mark.parametrize("kind", JUDGING)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from kvist.router.conductor import HOLD_S
 from kvist.sim.des.routing_spec import RouterKind
 from kvist.sim.routing.__main__ import main, studies
 from kvist.sim.routing.page import MARK, with_section
 from kvist.sim.routing.policies import OTHERS, SHOWN, PolicyRow
-from kvist.sim.routing.setting import ALL_TRAFFIC
+from kvist.sim.routing.setting import ALL_TRAFFIC, CHAT, Run, cluster
 
 
 def test_every_study_is_run_and_written(
@@ -29,6 +31,22 @@ def test_every_study_is_run_and_written(
     assert out.err.count("conversation: dynamo, 4 nodes") == 1
     claims = [c["text"] for study in record["studies"] for c in study["claims"]]
     assert sum("least mean TTFT" in text for text in claims) == 3
+
+
+def test_kvist_is_simulated_with_the_gateway_s_queue_and_nobody_else() -> None:
+    holds = {r: cluster(Run(CHAT, r)).routing.hold_s for r in RouterKind}
+    assert holds.pop(RouterKind.KVIST) == HOLD_S
+    assert set(holds.values()) == {math.inf}
+
+
+def test_another_seed_is_another_comparison(traces: Path, tmp_path: Path) -> None:
+    options = ["--only", "policies", "--nodes", "2", "--requests", "12", "--traces", str(traces)]
+    found = []
+    for seed in ("1", "2"):
+        main([*options, "--seed", seed, "--json", str(tmp_path / seed)])
+        found.append(json.loads((tmp_path / seed).read_text()))
+    assert [record["seed"] for record in found] == [1, 2]
+    assert found[0]["policies"] != found[1]["policies"]
 
 
 def test_runs_that_studies_share_are_done_once(traces: Path) -> None:
