@@ -73,22 +73,36 @@ using Clock = std::chrono::steady_clock;
   throw std::system_error(code, std::generic_category());
 }
 
-// Receives `bytes` from a blocking stream socket, fewer only if no more come by `until`; those that
-// are there already it takes even then. Throws `system_error`: ECONNRESET if the other side hangs
-// up, else what the socket says.
-inline std::size_t receive(int fd, std::uint8_t* out, std::size_t bytes, Clock::time_point until) {
-  const auto left =
-      std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now()).count();
-  const auto micros = std::max<std::int64_t>(left, 1);  // none at all would mean no limit
-  timeval time{};
-  time.tv_sec = static_cast<time_t>(micros / 1000000);
-  time.tv_usec = static_cast<suseconds_t>(micros % 1000000);
-  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) != 0) fail(errno);
+// Receives from a blocking stream socket: `bytes`, or fewer if no more come in the time that calls on
+// it may take. Throws `system_error`: ECONNRESET if the other side hangs up, else what it says.
+inline std::size_t receive(int fd, std::uint8_t* out, std::size_t bytes) {
   const ssize_t count = recv(fd, out, bytes, MSG_WAITALL);
   if (count == 0) fail(ECONNRESET);
   if (count < 0 && errno != EAGAIN && errno != EINTR) fail(errno);
   return count < 0 ? 0 : static_cast<std::size_t>(count);
 }
+
+// How long calls on a socket may take.
+class Limit {
+ public:
+  // The next call may block until `end` or a sixteenth longer: to say so is a call itself.
+  void set(int fd, Clock::time_point end) {
+    using std::chrono::microseconds;
+    const auto left = std::max(std::chrono::duration_cast<microseconds>(end - Clock::now()),
+                               microseconds(1));  // none at all would mean no limit
+    if (left <= limit_ && limit_ <= left + left / 16 + kSlack) return;
+    timeval time{};
+    time.tv_sec = static_cast<time_t>(left.count() / 1000000);
+    time.tv_usec = static_cast<suseconds_t>(left.count() % 1000000);
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) != 0) fail(errno);
+    limit_ = left;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds kSlack{1000};  // kernels count in milliseconds
+
+  std::chrono::microseconds limit_{0};
+};
 
 // Of one request. Not thread-safe; after an error it is of no use.
 class Answers {
@@ -105,6 +119,7 @@ class Answers {
   void take(int fd, Clock::time_point until, Clock::duration each, Clock::duration tell,
             std::vector<Answer>& out) {
     told_ = Clock::now() + tell;
+    limit_ = Limit();  // somebody else may have set another
     while (left_ > 0) {
       try {
         if (failure_) std::rethrow_exception(failure_);
@@ -142,8 +157,8 @@ class Answers {
     const auto end = std::min(late, told_);
     while (got_ < next_bytes_) {
       const std::size_t most = std::min(kRoomBytes - held_, next_bytes_ - got_);
-      const std::size_t count =
-          receive(fd, hash_ ? room_->bytes + held_ : next_ + got_, most, end);
+      limit_.set(fd, end);
+      const std::size_t count = receive(fd, hash_ ? room_->bytes + held_ : next_ + got_, most);
       got_ += count;
       if (hash_) empty(count);
       if (count == most) continue;
@@ -210,6 +225,7 @@ class Answers {
   std::size_t left_;
   std::exception_ptr failure_;
   Clock::time_point told_;
+  Limit limit_;
   Clock::duration waited_{};  // for this answer, in calls before this one
 
   Header header_;
