@@ -48,6 +48,7 @@ def owner(
     showcase: Showcase | None = None,
     block_bytes: int = RAW_BYTES,
     slots: int = SLOTS,
+    below: DictTier | None = None,
 ) -> Iterator[tuple[PeerServer, TieredStore]]:
     """Serves keyspace 1, which holds blocks 0 to 3, on a port of the loopback interface.
 
@@ -56,7 +57,7 @@ def owner(
     wanted = wanted or attach(1, block_bytes=block_bytes)
     slot_bytes = -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
     arena = Arena(slots * slot_bytes, slot_bytes=slot_bytes)
-    below = DictTier()
+    below = below or DictTier()
     below.blocks = {key(3): content(key(3), block_bytes)}
     with TieredStore(arena, LeafLru(), below, raw_bytes=block_bytes) as store:
         assert all(put(store, range(3)))

@@ -20,7 +20,7 @@ from kvist.node.peers.beliefs import Probed
 from kvist.node.peers.member import Member
 from kvist.node.peers.tier import PeerTier
 from kvist.node.protocol import ProtocolError
-from kvist.testing.store_suite import RAW_BYTES, content, key
+from kvist.testing.store_suite import RAW_BYTES, DictTier, content, key
 from kvist.tiers.remote.knowledge import Knowledge
 
 KEYS = [key(n) for n in range(4)]
@@ -93,6 +93,25 @@ def test_blocks_that_one_peer_fails_to_bring_come_from_another() -> None:
         second.stop(5.0)
         assert _read(lender) == [Outcome.MISS] * 4
         assert [member.queued_bytes for member in _members(lender)] == [0, 0]
+
+
+def test_what_one_peer_brings_is_told_while_another_is_slow() -> None:
+    below = DictTier()
+    with owner(below=below) as (slow, lagging), owner() as (quick, other):
+        assert lagging.evict(KEYS[:3]) == 3
+        assert other.evict(KEYS[3:]) == 1
+        with _lender(slow, quick) as lender:
+            until(lambda: [len(known) for known in _asked(lender)] == [1, 3])
+            below.open.clear()
+            outs = [bytearray(RAW_BYTES) for _ in KEYS]
+            keys = [KEYS[3], *KEYS[:3]]
+            reads = iter(lender.read_many(list(zip(keys, map(memoryview, outs), strict=True))))
+            early = dict(next(reads) for _ in range(3))
+            below.open.set()
+            assert early == dict.fromkeys((1, 2, 3), Outcome.HIT)
+            ((late, outcome),) = reads
+            assert late == 0
+            assert outcome is Outcome.MISS or bytes(outs[0]) == content(KEYS[3])
 
 
 def _members(lender: PeerTier) -> list[Member]:

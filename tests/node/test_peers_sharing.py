@@ -21,9 +21,10 @@ from peer_nodes import (
     ref,
 )
 
+from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
 from kvist.node.client import NodeStore
-from kvist.testing.store_suite import StoreSuite
+from kvist.testing.store_suite import WAIT_S, StoreSuite
 
 NUMBERS = range(BLOCKS)
 
@@ -149,3 +150,8 @@ class TestBesideAPeer(StoreSuite):
             store.clear()
             yield store
             reading_node.assert_sound()
+
+    def wait_for_room(self, store: BlockStore, blocks: int) -> None:
+        assert isinstance(store, NodeStore)
+        if store.room_blocks() < blocks:
+            assert store.flush(WAIT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import struct
 import time
@@ -27,16 +26,12 @@ _MOST_S = 1e6
 class Source(Protocol):
     """What answers come out of."""
 
-    def fill(self, out: memoryview, until: float) -> None:
-        """Fills `out` by `until`, a `time.monotonic()`.
+    def receive(self, out: memoryview, until: float) -> int:
+        """Receives into `out`; how many bytes: 0 if none come by `until`, a `time.monotonic()`.
 
         Raises:
-            OSError: it cannot; `TimeoutError`, if it is that late.
+            OSError: the connection is broken, or the other side has hung up.
         """
-        ...
-
-    def ready(self, wait_s: float) -> bool:
-        """Whether something is there, or comes within `wait_s`."""
         ...
 
 
@@ -61,6 +56,11 @@ class Answers:
                 raise BufferError("a buffer is not writable")
             self._slots[i] = bytes(key), view
         self._failure: OSError | ValueError | None = None
+        self._header = bytearray(BLOCK.size)
+        self._next = memoryview(self._header)  # what comes next
+        self._got = 0  # bytes of it that are there
+        self._begun: tuple[int, int, int] | None = None  # index, status, checksum of an answer
+        self._waited_s = 0.0  # for this answer, in calls before this one
 
     @property
     def left(self) -> int:
@@ -68,20 +68,20 @@ class Answers:
         return len(self._slots)
 
     def take(self, fd: int, left_s: float, each_s: float, tell_s: float) -> list[Taken]:
-        """Takes answers from a blocking stream socket: one, and those that come soon after.
+        """Takes the answers that come from a blocking stream socket.
 
         Changes how long calls on the socket may take. After an error this is of no use.
 
         Args:
             fd: the socket; nobody else reads from it meanwhile.
             left_s: every answer must be whole by then.
-            each_s: an answer must be whole this long after the one before it, or the call.
-            tell_s: after so long no more are waited for if there are some, nor taken.
+            each_s: an answer must be whole when so long was waited after the one before it.
+            tell_s: after so long this returns; the next call goes on in the middle of an answer.
 
         Returns:
-            What was answered: the index in the request; MISS, HIT or DAMAGED; and for a miss as of
-            which position there is surely no such block, if that was said. Only of a HIT the
-            buffer has the right bytes. Empty only if there was nothing left.
+            What was answered, maybe nothing: the index in the request; MISS, HIT or DAMAGED; and
+            for a miss as of which position there is surely no such block, if that was said. Only
+            of a HIT the buffer has the right bytes.
 
         Raises:
             TimeoutError: an answer is late.
@@ -101,36 +101,70 @@ class Answers:
             try:
                 if self._failure is not None:
                     raise self._failure
-                now = time.monotonic()
-                if found and (now >= tell_at or not source.ready(tell_at - now)):
-                    return found
-                found.append(self._take(source, min(until, time.monotonic() + _within(each_s))))
+                taken = self._step(source, until, _within(each_s), tell_at)
             except (OSError, ValueError) as error:
                 if not found:
                     raise
                 self._failure = error
                 return found
+            if taken is not None:
+                found.append(taken)
+            if taken is None or time.monotonic() >= tell_at:
+                return found
         return found
 
-    def _take(self, source: Source, until: float) -> Taken:
-        header = bytearray(BLOCK.size)
-        source.fill(memoryview(header), until)
-        index, status, size_bytes, expected, key = BLOCK.unpack(header)
+    def _step(self, source: Source, until: float, each_s: float, tell_at: float) -> Taken | None:
+        """The next answer; `None` if it is time to tell."""
+        began = time.monotonic()
+        late = min(until, began + each_s - self._waited_s)
+        there = self._fill(source, late, tell_at)
+        if there and self._begun is None:
+            self._begin()
+            there = self._fill(source, late, tell_at)
+        if there:
+            return self._end()
+        self._waited_s += time.monotonic() - began
+        return None
+
+    def _fill(self, source: Source, late: float, tell_at: float) -> bool:
+        """Whether what comes next is there; else it is time to tell."""
+        end = min(late, tell_at)
+        while self._got < self._next.nbytes:
+            self._got += source.receive(self._next[self._got :], end)
+            now = time.monotonic()
+            if self._got < self._next.nbytes and now >= end:
+                if now >= late:
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                return False
+        return True
+
+    def _begin(self) -> None:
+        """The header is there: what comes now is a block, a position or nothing."""
+        index, status, size_bytes, expected, key = BLOCK.unpack(self._header)
         asked, out = self._slots.get(index, (b"", memoryview(b"")))
         if key != asked:
             raise ValueError(f"block {index} was not asked for, or came before")
-        taken: Taken = (index, MISS, None)
-        if status == MISS and size_bytes == POSITION.size:
-            position = bytearray(POSITION.size)
-            source.fill(memoryview(position), until)
-            incarnation, number = POSITION.unpack(position)
-            taken = (index, MISS, (incarnation, number))
-        elif status == HIT and size_bytes == out.nbytes:
-            source.fill(out, until)
-            taken = (index, HIT if checksum(out) == expected else DAMAGED, None)
-        elif status != MISS or size_bytes:
+        if status == HIT and size_bytes == out.nbytes:
+            self._next = out
+        elif status == MISS and size_bytes in (0, POSITION.size):
+            self._next = memoryview(bytearray(size_bytes))
+        else:
             raise ValueError(f"a block of {size_bytes} bytes in place of {out.nbytes}")
+        self._begun, self._got = (index, status, expected), 0
+
+    def _end(self) -> Taken:
+        """The answer is whole."""
+        assert self._begun is not None, "an answer ends that has begun"
+        index, status, expected = self._begun
+        taken: Taken = (index, MISS, None)
+        if status == HIT:
+            taken = (index, HIT if checksum(self._next) == expected else DAMAGED, None)
+        elif self._next.nbytes:
+            incarnation, number = POSITION.unpack(self._next)
+            taken = (index, MISS, (incarnation, number))
         del self._slots[index]
+        self._next, self._got = memoryview(self._header), 0
+        self._begun, self._waited_s = None, 0.0
         return taken
 
 
@@ -140,26 +174,17 @@ class _Socket:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
 
-    def fill(self, out: memoryview, until: float) -> None:
-        while out:
-            _limit(self._link, socket.SO_RCVTIMEO, until)
-            try:
-                count = self._link.recv_into(out, 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                continue
-            if not count:
-                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-            out = out[count:]
-
-    def ready(self, wait_s: float) -> bool:
-        return comes(self._link, wait_s)
-
-
-def comes(link: socket.socket, wait_s: float) -> bool:
-    """Whether something comes within `wait_s`, if only the end."""
-    poll = select.poll()
-    poll.register(link, select.POLLIN)
-    return bool(poll.poll(max(0.0, wait_s) * 1e3))
+    def receive(self, out: memoryview, until: float) -> int:
+        left = max(1e-6, until - time.monotonic())
+        value = _TIMEVAL.pack(int(left), max(1, int(left % 1 * 1e6)))
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        try:
+            count = self._link.recv_into(out, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            return 0
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        return count
 
 
 @contextmanager
@@ -174,11 +199,3 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
 
 def _within(left_s: float) -> float:
     return min(max(0.0, left_s), _MOST_S)
-
-
-def _limit(link: socket.socket, option: int, until: float) -> None:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    value = _TIMEVAL.pack(int(left), max(1, int(left % 1 * 1e6)))
-    link.setsockopt(socket.SOL_SOCKET, option, value)

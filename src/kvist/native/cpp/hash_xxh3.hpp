@@ -2,9 +2,11 @@
 //
 // Up to 240 bytes are mixed directly. Longer input is read in stripes of 64 bytes into eight
 // 64-bit lanes; after 16 stripes the lanes are scrambled; the last 64 bytes are one more stripe.
-// `stripes` is the only hot loop; it exists once in plain C++ and twice for x86 vectors.
+// `stripes` and `blocks`, which are 16 stripes and a scramble each, are the only hot loops; they exist
+// once in plain C++ and twice for x86 vectors.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +31,7 @@ constexpr std::size_t kSecretBytes = 192;
 constexpr std::size_t kStripeBytes = 64;
 constexpr std::size_t kStripesPerBlock = (kSecretBytes - kStripeBytes) / 8;
 constexpr std::size_t kBlockBytes = kStripesPerBlock * kStripeBytes;
+constexpr std::size_t kAheadBytes = 2 * kBlockBytes;  // asked of the second cache
 
 alignas(64) constexpr u8 kSecret[] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
@@ -124,6 +127,13 @@ inline u64 hash_to_240(const u8* in, std::size_t n) {
 // caches (`out` is then aligned to 64 bytes), which saves reading every line before it is written.
 enum class Copying { kNone, kStore, kStream };
 
+inline void scramble(u64* lanes) {
+  for (int i = 0; i < 8; ++i) {
+    const u64 v = lanes[i] ^ (lanes[i] >> 47) ^ read64(kSecret + kSecretBytes - 64 + 8 * i);
+    lanes[i] = v * kP32_1;
+  }
+}
+
 // Adds `count` stripes at `in` to the lanes, stripe i with the secret at `secret + 8 i`.
 template <Copying How>
 void stripes_plain(u64* lanes, const u8* in, u8* out, std::size_t count, const u8* secret) {
@@ -180,32 +190,75 @@ __attribute__((target("avx512f"))) void stripes_avx512(u64* lanes, const u8* in,
   }
   _mm512_storeu_si512(lanes, acc);
 }
+
+// The lanes and the secrets of all 16 stripes stay in registers.
+template <Copying How>
+__attribute__((target("avx512f"))) void blocks_avx512(u64* lanes, const u8* in, u8* out,
+                                                      std::size_t count) {
+  __m512i acc = _mm512_loadu_si512(lanes);
+  __m512i secrets[kStripesPerBlock];
+  for (std::size_t n = 0; n < kStripesPerBlock; ++n) {
+    secrets[n] = _mm512_loadu_si512(kSecret + 8 * n);
+  }
+  const __m512i last = _mm512_loadu_si512(kSecret + kSecretBytes - kStripeBytes);
+  const __m512i prime = _mm512_set1_epi32(static_cast<int>(kP32_1));
+  for (; count > 0; --count, in += kBlockBytes) {
+#pragma GCC unroll 16
+    for (std::size_t n = 0; n < kStripesPerBlock; ++n) {
+      const __m512i value = _mm512_loadu_si512(in + n * kStripeBytes);
+      if (How == Copying::kNone) {
+        _mm_prefetch(reinterpret_cast<const char*>(in + n * kStripeBytes + kAheadBytes),
+                     _MM_HINT_T0);
+      }
+      if (How == Copying::kStore) _mm512_storeu_si512(out, value);
+      if (How == Copying::kStream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), value);
+      if (How != Copying::kNone) out += kStripeBytes;
+      const __m512i keyed = _mm512_xor_si512(value, secrets[n]);
+      const __m512i product = _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
+      const __m512i swapped = _mm512_shuffle_epi32(value, _MM_PERM_BADC);
+      acc = _mm512_add_epi64(acc, _mm512_add_epi64(product, swapped));
+    }
+    const __m512i mixed =
+        _mm512_xor_si512(_mm512_xor_si512(acc, _mm512_srli_epi64(acc, 47)), last);
+    const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+    acc = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
+  }
+  _mm512_storeu_si512(lanes, acc);
+}
 #endif
 
-using Stripes = void (*)(u64*, const u8*, u8*, std::size_t, const u8*);
+template <Copying How, void (*Add)(u64*, const u8*, u8*, std::size_t, const u8*)>
+void blocks_of(u64* lanes, const u8* in, u8* out, std::size_t count) {
+  for (; count > 0; --count, in += kBlockBytes) {
+    Add(lanes, in, out, kStripesPerBlock, kSecret);
+    scramble(lanes);
+    if (How != Copying::kNone) out += kBlockBytes;
+  }
+}
+
+// Of one kind of machine: `blocks` adds whole blocks.
+struct Loops {
+  void (*stripes)(u64*, const u8*, u8*, std::size_t, const u8*);
+  void (*blocks)(u64*, const u8*, u8*, std::size_t);
+};
 
 // The variants that this machine can run, the fastest last.
 template <Copying How>
-std::vector<Stripes> stripe_variants() {
-  std::vector<Stripes> out{stripes_plain<How>};
+std::vector<Loops> loop_variants() {
+  std::vector<Loops> out{{stripes_plain<How>, blocks_of<How, stripes_plain<How>>}};
 #ifdef KVIST_X86
-  if (__builtin_cpu_supports("avx2")) out.push_back(stripes_avx2<How>);
-  if (__builtin_cpu_supports("avx512f")) out.push_back(stripes_avx512<How>);
+  if (__builtin_cpu_supports("avx2")) {
+    out.push_back({stripes_avx2<How>, blocks_of<How, stripes_avx2<How>>});
+  }
+  if (__builtin_cpu_supports("avx512f")) out.push_back({stripes_avx512<How>, blocks_avx512<How>});
 #endif
   return out;
 }
 
-inline void scramble(u64* lanes) {
-  for (int i = 0; i < 8; ++i) {
-    const u64 v = lanes[i] ^ (lanes[i] >> 47) ^ read64(kSecret + kSecretBytes - 64 + 8 * i);
-    lanes[i] = v * kP32_1;
-  }
-}
-
 template <Copying How>
-Stripes best_stripes() {
-  static const Stripes stripes = stripe_variants<How>().back();
-  return stripes;
+Loops best_loops() {
+  static const Loops loops = loop_variants<How>().back();
+  return loops;
 }
 
 inline bool can_stream(const u8* out) { return reinterpret_cast<std::uintptr_t>(out) % 64 == 0; }
@@ -221,35 +274,33 @@ inline void end_streams() {
 // when it begins. `data` is where all of them stand when `finish` is called.
 class Running {
  public:
-  Running(const u8* data, std::size_t bytes, Stripes stripes = best_stripes<Copying::kNone>())
-      : data_(data), bytes_(bytes), stripes_(stripes) {}
+  Running(const u8* data, std::size_t bytes, Loops loops = best_loops<Copying::kNone>())
+      : data_(data), bytes_(bytes), loops_(loops) {}
 
   // How many bytes were hashed: a multiple of a block.
   std::size_t position() const { return hashed_; }
 
   // Hashes what it can of the first `filled` bytes, which are there.
   void advance(std::size_t filled) {
-    while (hashed_ + kBlockBytes <= filled && hashed_ + kBlockBytes < bytes_) {
-      block(stripes_, data_ + hashed_, nullptr);
-    }
+    const std::size_t whole = std::min(filled, bytes_ - 1) / kBlockBytes * kBlockBytes;
+    if (whole > hashed_) add(loops_, data_ + hashed_, nullptr, whole - hashed_);
   }
 
   // Copies the `n` bytes at `position()` from `in` to `out` and hashes what it can of them;
   // `data` is to be one of both. The rest of them is copied, not hashed.
-  void copy(Stripes stripes, u8* out, const u8* in, std::size_t n) {
-    std::size_t done = 0;
-    for (; done + kBlockBytes <= n && hashed_ + kBlockBytes < bytes_; done += kBlockBytes) {
-      block(stripes, in + done, out + done);
-    }
+  void copy(Loops loops, u8* out, const u8* in, std::size_t n) {
+    const std::size_t done = std::min(n, bytes_ - 1 - hashed_) / kBlockBytes * kBlockBytes;
+    add(loops, in, out, done);
     std::memcpy(out + done, in + done, n - done);
   }
 
   // All bytes are there.
   u64 finish() {
     advance(bytes_);
-    stripes_(lanes_, data_ + hashed_, nullptr, (bytes_ - 1 - hashed_) / kStripeBytes, kSecret);
-    stripes_(lanes_, data_ + bytes_ - kStripeBytes, nullptr, 1,
-             kSecret + kSecretBytes - kStripeBytes - 7);
+    loops_.stripes(lanes_, data_ + hashed_, nullptr, (bytes_ - 1 - hashed_) / kStripeBytes,
+                   kSecret);
+    loops_.stripes(lanes_, data_ + bytes_ - kStripeBytes, nullptr, 1,
+                   kSecret + kSecretBytes - kStripeBytes - 7);
     u64 h = bytes_ * kP1;
     for (int i = 0; i < 4; ++i) {
       const u8* s = kSecret + 11 + 16 * i;
@@ -259,15 +310,14 @@ class Running {
   }
 
  private:
-  void block(Stripes stripes, const u8* in, u8* out) {
-    stripes(lanes_, in, out, kStripesPerBlock, kSecret);
-    scramble(lanes_);
-    hashed_ += kBlockBytes;
+  void add(Loops loops, const u8* in, u8* out, std::size_t bytes) {
+    loops.blocks(lanes_, in, out, bytes / kBlockBytes);
+    hashed_ += bytes;
   }
 
   const u8* data_;
   std::size_t bytes_;
-  Stripes stripes_;
+  Loops loops_;
   std::size_t hashed_ = 0;
   alignas(64) u64 lanes_[8] = {kP32_3, kP1, kP2, kP3, kP4, kP32_2, kP5, kP32_1};
 };
@@ -279,9 +329,9 @@ inline u64 checksum(const u8* in, std::size_t n) {
 }
 
 // `in` and `out` must not overlap; more than 240 bytes.
-inline u64 copy_checksum_with(Stripes stripes, u8* out, const u8* in, std::size_t n) {
+inline u64 copy_checksum_with(Loops loops, u8* out, const u8* in, std::size_t n) {
   Running hash(in, n);
-  hash.copy(stripes, out, in, n);
+  hash.copy(loops, out, in, n);
   return hash.finish();
 }
 
@@ -291,8 +341,8 @@ inline u64 copy_checksum(u8* out, const u8* in, std::size_t n) {
     if (n != 0) std::memcpy(out, in, n);
     return checksum(in, n);
   }
-  if (!can_stream(out)) return copy_checksum_with(best_stripes<Copying::kStore>(), out, in, n);
-  const u64 sum = copy_checksum_with(best_stripes<Copying::kStream>(), out, in, n);
+  if (!can_stream(out)) return copy_checksum_with(best_loops<Copying::kStore>(), out, in, n);
+  const u64 sum = copy_checksum_with(best_loops<Copying::kStream>(), out, in, n);
   end_streams();
   return sum;
 }

@@ -76,16 +76,16 @@ std::vector<std::uint64_t> checksum_variants(nb::handle data) {
   std::vector<std::uint64_t> out;
   if (view.bytes() <= 240) return out;
   using kvist::xxh3::Copying;
-  for (const auto stripes : kvist::xxh3::stripe_variants<Copying::kNone>()) {
-    out.push_back(kvist::xxh3::Running(view.data(), view.bytes(), stripes).finish());
+  for (const auto loops : kvist::xxh3::loop_variants<Copying::kNone>()) {
+    out.push_back(kvist::xxh3::Running(view.data(), view.bytes(), loops).finish());
   }
   for (const bool stream : {false, true}) {
     // Streams need an aligned place.
     u8* const place = copy.data() + (64 - reinterpret_cast<std::uintptr_t>(copy.data()) % 64) % 64;
-    for (const auto stripes : stream ? kvist::xxh3::stripe_variants<Copying::kStream>()
-                                     : kvist::xxh3::stripe_variants<Copying::kStore>()) {
+    for (const auto loops : stream ? kvist::xxh3::loop_variants<Copying::kStream>()
+                                   : kvist::xxh3::loop_variants<Copying::kStore>()) {
       std::fill(copy.begin(), copy.end(), u8{0});
-      kvist::xxh3::copy_checksum_with(stripes, place, view.data(), view.bytes());
+      kvist::xxh3::copy_checksum_with(loops, place, view.data(), view.bytes());
       kvist::xxh3::end_streams();
       out.push_back(kvist::xxh3::checksum(place, view.bytes()));
     }

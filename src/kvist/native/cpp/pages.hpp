@@ -116,9 +116,9 @@ inline void move_and_hash(bool gather, u8* canonical, u8* engine, const Joined& 
   if (joined.table.size() == 1 && hash.position() == offset) {
     u8* const there = engine + joined.table[0];
     u8* const out = gather ? canonical : there;
-    const auto stripes = xxh3::can_stream(out) ? xxh3::best_stripes<xxh3::Copying::kStream>()
-                                               : xxh3::best_stripes<xxh3::Copying::kStore>();
-    hash.copy(stripes, out, gather ? there : canonical, region);
+    const auto loops = xxh3::can_stream(out) ? xxh3::best_loops<xxh3::Copying::kStream>()
+                                             : xxh3::best_loops<xxh3::Copying::kStore>();
+    hash.copy(loops, out, gather ? there : canonical, region);
   } else {
     move_region(gather, false, canonical, engine, joined);
   }

@@ -31,7 +31,9 @@ from kvist.store.breaker import Breaker, BreakerState
 _log = logging.getLogger(__name__)
 _WARN_EVERY_S = 10.0
 
-_TELL_S = 8e-3  # each telling wakes threads in several processes: no answer waits for longer
+# Each telling wakes threads in several processes: no answer waits for longer, and what several
+# connections have is told at the same times, multiples of this by the clock.
+_TELL_S = 20e-3
 
 Item = tuple[int, Key, memoryview]
 Settled = tuple[int, Outcome]
@@ -193,9 +195,11 @@ class Member:
             while answers.left:
                 if not wanted():
                     raise LeftAloneError(errno.ECANCELED, "nobody waits any more")
-                taken = wire.take(answers, until, self._timeout_s, _TELL_S)
-                answered = True
-                settle(self._outcomes(items, taken))
+                tell_s = _TELL_S - self._clock() % _TELL_S
+                taken = wire.take(answers, until, self._timeout_s, tell_s)
+                if taken:
+                    answered = True
+                    settle(self._outcomes(items, taken))
 
         request = m.Read(join_keys(keys), budget_s)
         self._call(request, receive, until, unanswered=lambda: not answered)

@@ -23,6 +23,7 @@ from kvist.node.peers.messages import HEAD, OLDEST_PROTOCOL, Message, Request, e
 from kvist.node.protocol import ProtocolError
 
 _TLS_BYTES = 1 << 20  # given to TLS in one call
+_LEAST_S = 1e-4  # no time at all would mean that a call never waits
 _TIMEVAL = struct.Struct("ll")
 _TCP = {  # a host that vanishes without a word is noticed within a minute
     socket.TCP_NODELAY: 1,
@@ -94,10 +95,10 @@ class Wire:
         return Answers(keys, outs)
 
     def take(self, answers: Answers, until: float, each_s: float, tell_s: float) -> list[Taken]:
-        """Waits for an answer, and takes those that come soon; see `answers_twin.Answers.take`.
+        """Takes what comes within `tell_s`, maybe nothing; see `answers_twin.Answers.take`.
 
         Raises:
-            TierTimeout: an answer is not whole by `until`, or takes longer than `each_s`.
+            TierTimeout: an answer is not whole by `until`, or takes more than `each_s` of waiting.
             ProtocolError: it is none to this request.
             OSError: as `fill`.
         """
@@ -182,11 +183,17 @@ class TlsWire(Wire):
     def __init__(self, connection: ssl.SSLSocket) -> None:
         """Owns `connection`."""
         super().__init__(connection)
-        self._secure = connection
 
-    def ready(self, wait_s: float) -> bool:
+    def receive(self, out: memoryview, until: float) -> int:
         """See `answers_twin.Source`."""
-        return self._secure.pending() > 0 or answers_twin.comes(self._secure, wait_s)
+        self._socket.settimeout(max(_LEAST_S, until - self._clock()))
+        try:
+            count = self._socket.recv_into(out)
+        except TimeoutError:
+            return 0
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "the other node hung up")
+        return count
 
     def answers(self, keys: Sequence[Key], outs: Sequence[memoryview]) -> Answers:
         """As of `Wire`."""
