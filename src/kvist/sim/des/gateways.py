@@ -192,5 +192,5 @@ def _speeds(spec: ClusterSpec, block_tokens: int) -> Speeds:
         loading if loads else None,
         spec.engine.step_tokens if chunked else None,
         spec.hbm_tokens(),
-        spec.slo.tbt_s,
+        tbt_s=spec.slo.tbt_s,
     )
