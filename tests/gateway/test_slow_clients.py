@@ -7,8 +7,10 @@ import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event as Full
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from gateway_thread import HASTY, LIMIT_S, Running, eventually, serving, stats
 from kvist.gateway.client import Client, ClientGone
 from kvist.gateway.connections import BUFFER_BYTES, Connection, HttpServer
 from kvist.gateway.settings import Bounds, Settings, Timeouts
-from kvist.testing.stub_engine import Pace, StubEngine
+from kvist.testing.stub_engine import StubEngine
 
 COMPLETIONS = "/v1/completions"
 ASKED = {"model": "stub", "prompt": "to pass", "max_tokens": 12, "temperature": 0}
@@ -170,19 +172,60 @@ def test_what_is_unread_behind_the_end_of_an_answer_does_not_hold_a_connection_f
         eventually(lambda: is_served(gateway))
 
 
+class Wordy(BaseHTTPRequestHandler):
+    """An engine whose events are larger than what is read ahead of it."""
+
+    def do_GET(self) -> None:
+        """It is well."""
+        self._head("application/json")
+        self.wfile.write(b'{"data": []}')
+
+    def do_POST(self) -> None:
+        """A few events."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._head("text/event-stream")
+        for number in range(3):
+            choice = {"index": 0, "text": "x" * MIB, "finish_reason": "stop" if number else None}
+            event = {"id": "c", "object": "text_completion", "created": 1, "choices": [choice]}
+            with suppress(ConnectionError):
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        with suppress(ConnectionError):
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def _head(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def wordy() -> Iterator[str]:
+    """Its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Wordy) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(LIMIT_S)
+
+
 def test_an_engine_that_waits_for_a_slow_client_does_not_count_as_hung(full: Full) -> None:
-    """An event larger than every buffer, half of which was there when its time was over."""
+    """Half an event was there when the engine's time was over, which its client had taken."""
     timeouts = Timeouts(token_s=0.5, first_token_s=LIMIT_S, health_s=HASTY.health_s)
-    body = MUCH | {"max_tokens": 12_000, "logprobs": 1}
+    body = MUCH | {"n": 2}  # what breaks cannot go on
     with (
-        StubEngine(Pace(burst=4000)) as engine,
-        serving(engine, settings=Settings(timeouts=timeouts)) as gateway,
+        wordy() as url,
+        serving(url, settings=Settings(timeouts=timeouts)) as gateway,
         asking(gateway, body) as link,
     ):
         assert full.wait(LIMIT_S)
         time.sleep(2 * timeouts.token_s)  # what is tested is that this time passes
         answer = read_on(link)
     assert b'"error"' not in answer
+    assert len(answer) > 3 * MIB
 
 
 def test_answers_that_are_held_for_slow_clients_are_bound() -> None:

@@ -50,7 +50,7 @@ def test_json_can_be_made_a_page_later(
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda settings, tell: DONE)
     kept, doc = tmp_path / "r.json", tmp_path / "page.md"
-    doc.write_text("# Page\n\n")
+    doc.write_text(f"# Page\n\n{command.MARK}\n\nold figures\n")
     assert command.main(["--json", str(kept)]) == 0
     found = json.loads(kept.read_text())
     assert (found["part"], found["put_ratio"], found["get_ratio"]) == (
@@ -58,10 +58,11 @@ def test_json_can_be_made_a_page_later(
         {"files": 0.75},
         {"files": 2.0},
     )
-    for _ in range(2):  # the second time it replaces what the first wrote
+    for _ in range(2):
         assert command.main(["--from", str(kept), "--page", str(doc)]) == 0
     text = doc.read_text()
     assert text.count("| files |") == 1
+    assert "old figures" not in text
     assert "4.00 GB/s | 3.00 GB/s | 0.75 | 2.00 GB/s | 4.00 GB/s | 2.00 |" in text
     assert "redis was not measured: redis-server is not installed." in text
     assert "files put: kvist 3.00 GB/s, plain 4.00 GB/s, ratio 0.75" in capsys.readouterr().out

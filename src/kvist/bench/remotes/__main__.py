@@ -20,7 +20,7 @@ _HEADS = (
     *("medium", "plain client", "put: plain", "put: Kvist", "ratio"),
     *("get: plain", "get: Kvist", "ratio"),
 )
-_MARK = "<!-- Below: written by `python -m kvist.bench.remotes --page` from a kept run. -->"
+MARK = "<!-- Below: written by `python -m kvist.bench.remotes --page` from a kept run. -->"
 _CLIENTS = {
     "files": "`write`, `fdatasync`, `readv`",
     "redis": "redis-py",
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         write(kept, args.json)
     if args.page:
-        args.page.write_text(written_behind(args.page.read_text(), _MARK, page(kept)))
+        args.page.write_text(written_behind(args.page.read_text(), MARK, page(kept)))
     _print(kept.outcomes)
     return 0
 
