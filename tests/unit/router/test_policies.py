@@ -97,6 +97,13 @@ def test_kvist_keeps_prompts_whose_steps_are_too_long_from_where_many_decode() -
     assert picked(1.0) == ["queued"]
 
 
+def test_kvist_waits_for_no_prefix_longer_than_a_copy_is_worth() -> None:
+    away = Stub("away", serve=1.0, spared=500.0, held=Prefix(0, 0, 0, 900))
+    for queue, best in ((2.9, "home"), (3.1, "away")):
+        home = Stub("home", queue=queue, serve=1.0, held=Prefix(900, 900, 0, 900))
+        assert _picks("kvist", home, away) == [best]
+
+
 def test_kvist_waits_a_while_for_who_has_the_prefix_rather_than_copy_it() -> None:
     def picked(queue: float) -> list[str]:
         home = Stub("home", queue=queue, serve=1.0, held=Prefix(900, 900, 0, 900))

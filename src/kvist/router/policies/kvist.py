@@ -8,7 +8,7 @@ spared is what others wait for. Long prompts thereby keep away from where many s
 
 What is fetched from peers is kept, in the place of other blocks, some of which will be computed
 again. So a share of the seconds that a fetch spares is charged: a request waits a while for a
-replica that has its prefix, rather than to make one more copy of it.
+replica that has its prefix, `_COPY_MOST_S` at most, rather than to make one more copy of it.
 
 Prefill in chunks also slows whoever decodes there. Little by most chunks; those deep in a long
 prompt take longer than a token may. A second of those is charged `_STALL_RATIO` times for each that
@@ -47,6 +47,7 @@ class Settings:
 
 DEFAULTS = Settings()
 _COPY_RATIO = 0.2  # of what a fetch spares, what is computed again of the blocks that it evicts
+_COPY_MOST_S = 3.0
 _STALL_RATIO = 0.3  # what a second of late tokens weighs beside one before a first token
 _STEP_TIE_RATIO = 1.01
 
@@ -87,7 +88,8 @@ class Kvist:
         charge = 1 + load.waiting
         serve_s = candidate.serve_s(prefix)
         if prefix.reachable_tokens > prefix.own_tokens:
-            serve_s += _COPY_RATIO * (candidate.serve_s(prefix.alone()) - serve_s)
+            spared_s = candidate.serve_s(prefix.alone()) - serve_s
+            serve_s += min(_COPY_MOST_S, _COPY_RATIO * spared_s)
         cost_s = candidate.queue_s() + charge * serve_s
         if decoding := load.requests - load.waiting:
             cost_s += _STALL_RATIO * decoding * candidate.stalls_s(prefix)
