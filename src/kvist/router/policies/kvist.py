@@ -71,13 +71,17 @@ class Kvist:
         return self.pick_decode(ask, equal)
 
     def pick_decode(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
-        """The shortest decode step; of equal ones any."""
+        """The shortest decode step; of equal ones that with the fewest requests, or any of these.
+
+        Other gateways' requests count, whose work is believed done and may not be.
+        """
         if len(candidates) == 1:
             return candidates[0]
         steps = [candidate.step_s() for candidate in candidates]
         limit = min(steps) * _STEP_TIE_RATIO
         equal = [c for c, step_s in zip(candidates, steps, strict=True) if step_s <= limit]
-        return self._stream.choice(equal)
+        fewest = min(candidate.load().requests for candidate in equal)
+        return self._stream.choice([c for c in equal if c.load().requests == fewest])
 
     def reuse(self, candidate: Candidate) -> Prefix:
         """All that there is, peers' blocks too: what is fetched is kept, so hot blocks spread."""
