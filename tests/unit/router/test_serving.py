@@ -85,5 +85,5 @@ def test_a_view_tells_it_of_what_is_not_cached_while_some_decode() -> None:
     [_view(), _view(live=4, step_tokens=None), _view(live=4, tbt_s=float("inf"))],
     ids=["nobody decodes", "steps are not known", "nothing is promised"],
 )
-def test_nothing_stalls_where_no_token_is_late(view: View) -> None:
+def test_nothing_stalls_where_it_cannot_be_told(view: View) -> None:
     assert view.stalls_s(NOTHING) == 0.0

@@ -2,8 +2,8 @@
 
 Gateways know of load only what they booked and what came back, as in production; of prefixes what
 the cluster's directory says. Each request comes to a gateway by chance. Reports cross between them
-when a request comes and the last exchange is `exchange_s` ago. Where no node has room a request
-waits at its gateway, in the production queue, as `kvist.gateway.waiting` has it.
+when a request comes or waits, and the last exchange is `exchange_s` ago. Where no node has room a
+request waits at its gateway, in the production queue, as `kvist.gateway.waiting` has it.
 """
 
 from __future__ import annotations
@@ -104,8 +104,6 @@ class Gateways:
         """See `Router`."""
         self._directory.cluster = cluster
         self._notice(cluster)
-        if len(self._routers) > 1 and cluster.now_s - self._exchanged_s >= self._exchange_s:
-            self._exchange(cluster.now_s)
         number = 0
         if len(self._routers) > 1:
             number = self._stream.randrange(len(self._routers))
@@ -156,7 +154,9 @@ class Gateways:
             router.finish(booking, now_s, failed=failed)
 
     def _notice(self, cluster: ClusterView) -> None:
-        """Tells the routers which nodes have come or gone."""
+        """Tells the routers which nodes have come or gone, and what the others booked."""
+        if len(self._routers) > 1 and cluster.now_s - self._exchanged_s >= self._exchange_s:
+            self._exchange(cluster.now_s)
         alive = {node.index for node in cluster.nodes()}
         for index, was in self._alive.items():
             if was != (index in alive):

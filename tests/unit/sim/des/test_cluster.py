@@ -84,6 +84,14 @@ def test_where_no_node_has_room_the_shortest_of_those_that_wait_goes_first() -> 
     assert sum(s.ttft_s for s in served) < 0.95 * sum(s.ttft_s for s in in_order)
 
 
+def test_gateways_tell_each_other_while_requests_wait_and_no_other_comes() -> None:
+    """What one booked last was drawn for ever after: to the others no node ever had room."""
+    routing = RoutingSpec(Knows.BOOKINGS, gateways=3, hold_s=0.0)
+    requests = [request(n * 0.1, str(n), 10_000) for n in range(30)]
+    spec = cluster(2, router=RouterKind.KVIST, routing=routing)
+    assert simulate(spec, trace(*requests)).ttft_s.p99 < 60.0
+
+
 def test_requests_wait_at_several_gateways_and_through_the_loss_of_every_node() -> None:
     faults = tuple(Fault(FaultKind.LOST_NODE, node, 2.1, 4.0) for node in range(2))
     routing = RoutingSpec(Knows.BOOKINGS, gateways=3, hold_s=0.1)
