@@ -39,6 +39,7 @@ from kvist.bench.participants import (
 from kvist.bench.report import ENOUGH_ROUNDS
 from kvist.bench.runner import DISK, HARM, PARTS, Runner, process_starter
 from kvist.bench.samples import Result, Settings
+from kvist.bench.screen import screen
 from kvist.bench.smollm2 import cache_folder, ensure_smollm2
 from kvist.bench.store import report as store_report
 from kvist.bench.store import samples as store_samples
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ContenderError, EngineError) as e:
         errors.print(f"bench: {e}")
         return 2
-    console = Console(highlight=False, markup=False, width=_width())
+    console = screen()
     if reports.store is not None:
         print_tables(store_report.tables(reports.store[0]), console)
     if reports.engines is not None:
@@ -180,10 +181,6 @@ def _measure_store(args: argparse.Namespace, path: Path, errors: Console) -> Sto
             result.machine = samples.after(result.machine, load())
             samples.write(result, path)
     return result
-
-
-def _width() -> int | None:
-    return None if sys.stdout.isatty() else 200
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from kvist.accel.blend.choice import choose
@@ -27,6 +26,7 @@ from kvist.accel.blend.cutting import Tokens
 from kvist.accel.blend.spans import FoundSpan, SpanIndex
 from kvist.bench import samples
 from kvist.bench.machine import describe_machine, load
+from kvist.bench.screen import screen
 from kvist.core.keys import Key
 from kvist.native import IMPLEMENTATION, chain_keys, digest
 
@@ -255,7 +255,7 @@ def measure(*, spans: int, tokens: int, prompts: int, seed: int = 0) -> tuple[Fi
 
 
 def _print(filled: Filled, looked: Sequence[Looked]) -> None:
-    out = Console()
+    out = screen()
     out.print(
         f"{filled.spans:,} spans in {filled.blocks:,} blocks ({filled.tokens:,} tokens): "
         f"{filled.memory_bytes / filled.spans:.0f} bytes a span "

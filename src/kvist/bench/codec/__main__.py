@@ -16,6 +16,7 @@ from kvist.bench.codec.real_kv import collect, default_text
 from kvist.bench.codec.tables import demo_table
 from kvist.bench.machine import describe_machine
 from kvist.bench.samples import Machine, write
+from kvist.bench.screen import screen
 from kvist.core.errors import ConfigError
 from kvist.native import IMPLEMENTATION
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds=args.rounds,
         codecs=measure(layout, blocks, rounds=args.rounds, table=table),
     )
-    show(result, Console())
+    show(result, screen())
     if args.json:
         write(result, args.json)
     return 0

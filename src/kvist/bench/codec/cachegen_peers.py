@@ -25,6 +25,7 @@ from kvist.bench.codec.lmcache_format import CHUNK_TOKENS, lmcache_cachegen
 from kvist.bench.codec.real_kv import default_text
 from kvist.bench.codec.tables import demo_table, load_model
 from kvist.bench.samples import write
+from kvist.bench.screen import screen
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.codec.chain import CODECS, TABLED, bind_codec
 from kvist.codec.payload import BlockCodec
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    show(result, Console())
+    show(result, screen())
     if args.json:
         write(result, args.json)
     return 0

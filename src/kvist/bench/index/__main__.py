@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from kvist.bench.index.report import HEADS, rows, with_section
 from kvist.bench.index.run import Settings, measure
 from kvist.bench.samples import write
+from kvist.bench.screen import screen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(*HEADS, box=None, pad_edge=False)
     for row in rows(outcome):
         table.add_row(*row)
-    Console().print(table)
+    screen().print(table)
     for name, why in outcome.missing.items():
         print(f"{name}: not measured: {why}")
     return 0 if any(outcome.figures.values()) else 2

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from kvist.bench.routing.replicas import MODEL, Shape, serving
@@ -17,6 +16,7 @@ from kvist.bench.routing.report import HEADS, OURS, cells, rows, with_section
 from kvist.bench.routing.run import Outcomes, Settings, measure
 from kvist.bench.routing.texts import find_texts
 from kvist.bench.samples import write
+from kvist.bench.screen import screen
 from kvist.bench.smollm2 import ensure_smollm2
 from kvist.core.errors import ConfigError, KvistError
 from kvist.router.choice import POLICIES
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(*HEADS, box=None, pad_edge=False)
     for row in rows(found):
         table.add_row(*cells(row))
-    Console().print(table)
+    screen().print(table)
     return 0
 
 
