@@ -68,20 +68,13 @@ class Kvist:
             return self._draw(candidates, costs)
         limit = min(costs) + self._settings.tie_s
         equal = [c for c, cost in zip(candidates, costs, strict=True) if cost <= limit]
-        return self.pick_decode(ask, equal)
+        return equal[0] if len(equal) == 1 else self._stream.choice(_fewest(_least_step(equal)))
 
     def pick_decode(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
-        """The shortest decode step; of equal ones that with the fewest requests, or any of these.
-
-        Other gateways' requests count, whose work is believed done and may not be.
-        """
+        """The shortest decode step; of equal ones any."""
         if len(candidates) == 1:
             return candidates[0]
-        steps = [candidate.step_s() for candidate in candidates]
-        limit = min(steps) * _STEP_TIE_RATIO
-        equal = [c for c, step_s in zip(candidates, steps, strict=True) if step_s <= limit]
-        fewest = min(candidate.load().requests for candidate in equal)
-        return self._stream.choice([c for c in equal if c.load().requests == fewest])
+        return self._stream.choice(_least_step(candidates))
 
     def reuse(self, candidate: Candidate) -> Prefix:
         """All that there is, peers' blocks too: what is fetched is kept, so hot blocks spread."""
@@ -109,3 +102,19 @@ class Kvist:
             return self._stream.choice(candidates)
         weights = [math.exp((least - cost) / scale) for cost in costs]
         return self._stream.choices(candidates, weights)[0]
+
+
+def _least_step(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those with the shortest decode steps."""
+    steps = [candidate.step_s() for candidate in candidates]
+    limit = min(steps) * _STEP_TIE_RATIO
+    return [c for c, step_s in zip(candidates, steps, strict=True) if step_s <= limit]
+
+
+def _fewest(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those with the fewest requests.
+
+    Other gateways' count as long as they run, though their work is believed done earlier.
+    """
+    counts = [candidate.load().requests for candidate in candidates]
+    return [c for c, count in zip(candidates, counts, strict=True) if count == min(counts)]
