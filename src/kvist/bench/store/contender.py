@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing import TimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -123,6 +125,12 @@ def round_keys(round_number: int, count: int) -> list[Key]:
     return chain_keys(seed, np.zeros(count * BLOCK_TOKENS, np.uint32), BLOCK_TOKENS)
 
 
+@cache
+def _hands(threads: int) -> ThreadPool:
+    """Threads that stay, as an engine's do: new ones start on one core, for milliseconds."""
+    return ThreadPool(threads)
+
+
 def share_out(threads: int, count: int, work: Callable[[int], None]) -> None:
     """Calls `work` with 0 to `count - 1` on that many threads.
 
@@ -138,12 +146,9 @@ def share_out(threads: int, count: int, work: Callable[[int], None]) -> None:
         except (OSError, ContenderError) as error:
             failures.append(error)
 
-    started = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(threads)]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join(_JOIN_S)
-        if thread.is_alive():
-            raise ContenderError(f"a thread was still at it after {_JOIN_S:.0f} s")
+    try:
+        _hands(threads).map_async(run, range(threads), chunksize=1).get(_JOIN_S)
+    except TimeoutError:
+        raise ContenderError(f"a thread was still at it after {_JOIN_S:.0f} s") from None
     for failure in failures:
         raise ContenderError(str(failure)) from failure
