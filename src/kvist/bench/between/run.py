@@ -23,7 +23,7 @@ SOCKET, NODES, BY_NIXL = "socket", "kvist", "kvist over NIXL"
 class Settings(msgspec.Struct, frozen=True):
     """What is asked of a run. `blocks` of `block_bytes` over `streams` connections."""
 
-    rounds: int = 9
+    rounds: int = 25
     blocks: int = 64
     block_bytes: int = 2 << 20
     streams: int = 2
