@@ -32,8 +32,7 @@ def test_every_seed_keeps_every_promise(first: int) -> None:
     assert broken == []
     for verdict in verdicts:
         assert verdict.counts["reads.remote"] > 50
-    # A seed may lose most of its nodes before they have stored much; ten of them do not.
-    assert sum(verdict.counts["blocks"] for verdict in verdicts) > 100 * len(verdicts)
+        assert verdict.counts["blocks"] > 100
 
 
 def test_faults_of_every_kind_happen_in_these_seeds() -> None:
