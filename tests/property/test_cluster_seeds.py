@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvist.sim.cluster import __main__ as command
 from kvist.sim.cluster.__main__ import main
 from kvist.sim.cluster.world import Verdict, run_seed
 
@@ -33,6 +34,17 @@ def test_every_seed_keeps_every_promise(first: int) -> None:
     for verdict in verdicts:
         assert verdict.counts["reads.remote"] > 50
         assert verdict.counts["blocks"] > 100
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seeds"),
+    [(3, (0, 4, 14, 60, 77, 99)), (4, (8, 15, 21, 99)), (6, (43, 60, 77, 97)), (8, (36, 43, 60))],
+)
+def test_full_nodes_of_unlike_size_come_to_rest(nodes: int, seeds: tuple[int, ...]) -> None:
+    """These pushed each other's blocks out for ever."""
+    verdicts = [run_seed(seed, nodes=nodes) for seed in seeds]
+    assert [(v.command, v.violations) for v in verdicts if not v.holds] == []
+    assert all(v.counts["rests.late"] and v.counts["exchanges"] for v in verdicts)
 
 
 def test_faults_of_every_kind_happen_in_these_seeds() -> None:
@@ -72,6 +84,19 @@ def test_command_repeats_a_seed_and_says_how_it_ended(capsys: pytest.CaptureFixt
     assert verdict.command == "python -m kvist.sim.cluster --seed 5 --nodes 12"
     assert main(verdict.command.split()[3:]) == 0
     assert f"seed 5: held, trace {verdict.trace}" in capsys.readouterr().out
+
+
+def test_runs_that_are_broken_off_say_how_far_they_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(seed: int, nodes: int) -> Verdict:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return run_seed(seed, nodes=nodes)
+
+    monkeypatch.setattr(command, "run_seed", interrupted)
+    assert main(["--seeds", "0..9", "--nodes", "4"]) == 130
+    assert capsys.readouterr().out == "stopped after 2 of 10 runs, 0 failed\n"
 
 
 @pytest.mark.parametrize(

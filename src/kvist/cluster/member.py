@@ -35,6 +35,7 @@ from kvist.cluster.replication import (
 from kvist.cluster.view import DEFAULT_REPLICAS, ClusterView
 from kvist.cluster.wire import Batch
 from kvist.core.events import KvEvent
+from kvist.core.keys import Key
 
 _MOST_READY = 1024
 
@@ -152,14 +153,16 @@ class Member:
         self._become(NodeState.DRAINING)
         self.replicator.begin_round()
 
-    def accepts(self, blocks: int, block_bytes: int, now_s: float) -> int:
-        """How many of some blocks that are offered may be taken: few, by a full node."""
+    def accepts(self, keys: Sequence[Key], block_bytes: int, now_s: float) -> int:
+        """How many of the blocks that are offered may be taken, from the first: few, if full."""
         own = self._record
         if own.state is NodeState.DRAINING:
             return 0
-        if own.lasting is None or not own.full:
-            return blocks
-        return self._allowance.take(blocks, block_bytes, own.lasting.capacity_bytes, now_s)
+        most = len(keys)
+        if own.lasting is not None and own.full:
+            most = self._allowance.take(most, block_bytes, own.lasting.capacity_bytes, now_s)
+        self.replicator.expect(keys[:most])
+        return most
 
     def tick(self, now_s: float, wall_s: float, space: Space) -> Outbox:
         """What is to be sent now. To be called a few times a second."""

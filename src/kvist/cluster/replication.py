@@ -18,7 +18,8 @@ Where nobody has room, a full node takes a hot block in exchange for cold ones:
 * It yields its coldest eighth as far as others hold that as well, and nothing if that is less than
   half of it: the last copy of a block is not given up for the second one of another.
 * It is offered what is in the hotter half of whoever offers, and everything by a node that drains.
-  What it drops for it is in nobody's hotter half, so it is not offered to a full node in turn, and
+* A block that got a copy so, or came as one, is not offered to full nodes again until it is used
+  where it is. Else two nodes whose orders differ would push each other's blocks out for ever; so
   exchanges come to an end.
 * It takes a bounded number of bytes in a time (`Allowance`).
 """
@@ -26,7 +27,7 @@ Where nobody has room, a full node takes a hot block in exchange for cold ones:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvist.cluster.directory import Directory
@@ -41,6 +42,7 @@ COLD_DIVISOR = 8  # the part of its blocks that a full node may yield
 _LEAST_COVERED = 0.5
 _HOT = 0.5  # place among the own blocks, from the coldest (0) to the hottest (1)
 _BIT_OF = {Tier.DRAM: 1, Tier.SSD: 2}  # what others can fetch
+_OPEN = 1 << 30  # more copies than a block ever has
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,17 @@ class Pace:
 
 @dataclass(slots=True)
 class _Local:
-    """A block of this node: its group, its place in the chain (at most the cut) and its tiers."""
+    """A block of this node: its group, its place in the chain (at most the cut) and its tiers.
+
+    `claim` on full nodes: `_OPEN`; the number of its copies when it was offered to one; or 0, none.
+    """
 
     group: Key
     depth: int
     tiers: int
     parent: Key | None
     scope: bytes
+    claim: int
 
 
 @dataclass(slots=True)
@@ -134,6 +140,7 @@ class Replicator:
         self._round: Iterator[tuple[Key, float]] = iter(())
         self._cold = self._covered = 0
         self._offered: dict[tuple[Key, str], float] = {}  # oldest first
+        self._expected: dict[Key, None] = {}  # offered to this node and taken, oldest first
         self._short = self._alone = 0
         self._whole = False  # whether the round has begun at the first block
         self.yielding = 0.0
@@ -154,6 +161,12 @@ class Replicator:
             self._removed(event)
         else:
             self._stored(event, scope)
+
+    def expect(self, keys: Sequence[Key]) -> None:
+        """Blocks that another node offered are about to come: nobody has used them here."""
+        self._expected.update((key, None) for key in keys if key not in self._local)
+        while len(self._expected) > self._pace.most_offered:
+            del self._expected[next(iter(self._expected))]
 
     def begin_round(self) -> None:
         """Looks at everything anew; `short` and `alone` are unknown until that is done.
@@ -177,11 +190,16 @@ class Replicator:
                 continue
             seen = self._seen(key, scene, draining=draining)
             self._count(seen, place, draining=draining)
-            hot = draining or place >= _HOT
+            copies = len(seen.domains)
+            if copies > local.claim:
+                local.claim = 0
+            hot = draining or (place >= _HOT and local.claim > 0)
             targets = self._targets(key, local, seen, now_s, scene, full, hot=hot)
             for target in targets[:left]:
                 offers.setdefault((target, local.scope), []).append(key)
                 self._offered[key, target] = now_s
+                if target in full and local.claim:
+                    local.claim = copies
             left -= len(targets)
             if left <= 0:
                 break
@@ -305,6 +323,7 @@ class Replicator:
             else:
                 if bit & ~local.tiers & _BIT_OF[Tier.DRAM]:  # it was read: the hottest again
                     self._local[key] = self._local.pop(key)
+                    local.claim = local.claim or _OPEN  # if it is offered, that may be the reader
                 local.tiers |= bit
             parent = key
 
@@ -319,10 +338,14 @@ class Replicator:
 
     def _placed(self, key: Key, parent: Key | None, tiers: int, scope: bytes) -> _Local:
         """The group follows from the parent's; a block whose parent is not here begins its own."""
+        claim = _OPEN
+        if key in self._expected:
+            del self._expected[key]
+            claim = 0
         above = self._local.get(parent) if parent is not None else None
         if above is None or parent is None:
             depth = 0 if parent is None else self._group_blocks
-            return _Local(key, depth, tiers, parent, scope)
+            return _Local(key, depth, tiers, parent, scope, claim)
         depth = min(above.depth + 1, self._group_blocks)
         crosses = above.depth + 1 == self._group_blocks
-        return _Local(parent if crosses else above.group, depth, tiers, parent, scope)
+        return _Local(parent if crosses else above.group, depth, tiers, parent, scope, claim)

@@ -23,7 +23,6 @@ from kvist.cluster.record import TierSpace
 from kvist.cluster.replication import Offer
 from kvist.core.errors import ClosedError, KvistError
 from kvist.core.events import KvEvent
-from kvist.core.keys import KEY_BYTES
 from kvist.core.outcome import Tier
 from kvist.node.announcing import Announcing
 from kvist.node.clustered import ClusterLoop, Duties, Neighbour
@@ -36,7 +35,7 @@ from kvist.node.peers.member import Lacks, Member
 from kvist.node.peers.peering import Address, Peering
 from kvist.node.peers.server import OpenStore
 from kvist.node.peers.tier import PeerTier
-from kvist.node.protocol import join_keys
+from kvist.node.protocol import join_keys, split_keys
 from kvist.store.tiered import TieredStore
 
 _log = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class ClusterNode:
         found = self._find(fingerprint)
         if found is None:
             return 0
-        most = self._loop.accepts(len(offer.keys) // KEY_BYTES, found.store.raw_bytes)
+        most = self._loop.accepts(split_keys(offer.keys), found.store.raw_bytes)
         return self._intake.take(fingerprint, offer, most=most)
 
     def drain(self, within_s: float, then: Callable[[], None], *, patient: bool = True) -> None:

@@ -125,10 +125,10 @@ class ClusterLoop:
             known is not None and known.incarnation == at.incarnation and known.number >= at.number
         )
 
-    def accepts(self, blocks: int, block_bytes: int) -> int:
-        """How many of some blocks that another node offers may be taken now."""
+    def accepts(self, keys: Sequence[Key], block_bytes: int) -> int:
+        """How many of the blocks that another node offers may be taken now, from the first."""
         with self.lock:
-            return self.member.accepts(blocks, block_bytes, time.monotonic())
+            return self.member.accepts(keys, block_bytes, time.monotonic())
 
     def drain(self, within_s: float, then: Callable[[], None], *, patient: bool = True) -> None:
         """Gives away what only this node holds, and calls `then` when that is done or time is over.

@@ -235,6 +235,7 @@ class StoreSuite:
         with store.read(keys, deadline_s=WAIT_S) as lease:
             assert [lease.wait(i) for i in range(4)] == [Outcome.HIT] * 4
             assert all(bytes(lease.buffer(i)) == content(key(i)) for i in range(4))
+        self.wait_for_room(store, self.capacity_blocks)
         with store.write([ref(n) for n in range(200, 200 + self.capacity_blocks)]):
             assert store.prefetch(keys, deadline_s=WAIT_S) <= len(keys)
 

@@ -188,15 +188,18 @@ def test_full_member_offers_what_others_hold_of_its_coldest_blocks() -> None:
     for now_s in (6.3, 7.4, 8.5):
         a.tick(now_s, 0.0, full)
     assert (a.own.free_bytes, a.own.weight > 0) == (1 << 27, True)
-    assert a.accepts(100, 1 << 20, 9.0) == 16  # a part of its capacity, whatever it offers
+    assert (
+        a.accepts([key(n) for n in range(100)], 1 << 20, 9.0) == 16
+    )  # a part of its capacity, whatever it offers
     a.tick(10.0, 0.0, Space(0, full.tiers, takes=False))
     assert (a.own.free_bytes, a.own.weight) == (0, 0)
 
 
 def test_member_with_room_accepts_all_and_one_that_drains_nothing() -> None:
     a, _ = met()
+    many = [key(n) for n in range(1000)]
     roomy = Space(1 << 30, (TierSpace("ssd", 0, 1 << 30), TierSpace("dram", 1 << 20, 1 << 20)))
     a.tick(3.0, 0.0, roomy)
-    assert (a.own.full, a.accepts(1000, 1 << 20, 3.0)) == (False, 1000)
+    assert (a.own.full, a.accepts(many, 1 << 20, 3.0)) == (False, 1000)
     a.drain()
-    assert a.accepts(1000, 1 << 20, 3.0) == 0
+    assert a.accepts(many, 1 << 20, 3.0) == 0

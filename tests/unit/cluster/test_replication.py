@@ -259,6 +259,46 @@ def test_what_is_found_on_disk_at_the_start_is_no_hotter_than_its_place() -> Non
     assert offered(given).keys() == {key(n) for n in range(10, 20)}
 
 
+def copied_once_by_exchange() -> Cluster:
+    """Block 19 of a got a copy on the full node b, which has dropped it again since."""
+    cluster = nobody_takes("a", "b")
+    cluster.say("b", full=True)
+    assert key(19) in offered([o for _ in range(3) for o in cluster.offers("a")])
+    cluster.replicators["b"].expect([key(19)])
+    cluster.has("b", stored(19))
+    for _ in range(3):
+        cluster.offers("a", 3.0)
+    cluster.has("b", Removed((key(19),), Tier.DRAM))
+    return cluster
+
+
+def test_copy_that_a_full_node_dropped_is_not_made_again_until_the_block_is_used() -> None:
+    cluster = copied_once_by_exchange()
+    given = offered([o for now_s in (20.0, 20.1, 20.2) for o in cluster.offers("a", now_s)])
+    assert given.keys() == {key(n) for n in range(10, 19)}
+    cluster.has("a", stored(19, tier=Tier.SSD), Removed((key(19),), Tier.DRAM), stored(19))
+    given = offered([o for now_s in (40.0, 40.1, 40.2) for o in cluster.offers("a", now_s)])
+    assert key(19) in given
+
+
+def test_node_with_room_gets_what_a_full_one_dropped() -> None:
+    cluster = copied_once_by_exchange()
+    cluster.say("b")
+    given = [o for now_s in (20.0, 20.1, 20.2) for o in cluster.offers("a", now_s)]
+    assert key(19) in offered(given)
+
+
+def test_what_came_by_an_offer_is_not_offered_on_to_full_nodes_until_it_is_used() -> None:
+    cluster = nobody_takes("a", "b")
+    cluster.say("b", full=True)
+    cluster.replicators["a"].expect([key(30), key(31)])
+    cluster.has("a", stored(30), stored(31))
+    cluster.has("a", stored(31, tier=Tier.SSD), Removed((key(31),), Tier.DRAM), stored(31))
+    given = offered([o for _ in range(4) for o in cluster.offers("a")])
+    assert key(31) in given
+    assert key(30) not in given
+
+
 def test_node_that_drains_offers_everything_to_full_nodes_too() -> None:
     cluster = nobody_takes("a", "b")
     cluster.say("b", full=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from kvist.sim.cluster.world import NODES, Verdict, run_seed
+from kvist.sim.processes import processes as pool_of
 
-_FAILED, _BAD_INPUT = 1, 2
+_FAILED, _BAD_INPUT, _STOPPED = 1, 2, 130
 _CHUNK = 4
 
 
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every promise was kept in every run, 1 if not, 2 for bad input."""
+    """0 if every promise was kept in every run, 1 if not, 2 for bad input, 130 if stopped."""
     args = build_parser().parse_args(arguments)
     try:
         seeds = _seeds(args.seeds) if args.seeds else range(args.seed, args.seed + 1)
@@ -46,11 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kvist: {error}", file=sys.stderr)
         return _BAD_INPUT
     begin_s = time.monotonic()
-    failed = 0
-    for verdict in _runs(seeds, args.nodes, args.processes):
-        failed += not verdict.holds
-        _show(verdict, briefly=len(seeds) > 1)
-    print(f"{len(seeds)} runs, {failed} failed, {time.monotonic() - begin_s:.1f} s")
+    done = failed = 0
+    try:
+        for verdict in _runs(seeds, args.nodes, args.processes):
+            done += 1
+            failed += not verdict.holds
+            _show(verdict, briefly=len(seeds) > 1)
+            if len(seeds) > 1 and sys.stderr.isatty():
+                print(f"\r{done} of {len(seeds)}, {failed} failed ", end="", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"stopped after {done} of {len(seeds)} runs, {failed} failed")
+        return _STOPPED
+    took_s = time.monotonic() - begin_s
+    print(f"{done} run{'s' * (done > 1)}, {failed} failed, {took_s:.1f} s")
     return _FAILED if failed else 0
 
 
@@ -62,12 +70,13 @@ def _seeds(text: str) -> range:
     return found
 
 
-def _runs(seeds: range, nodes: int, processes: int) -> Sequence[Verdict]:
+def _runs(seeds: range, nodes: int, processes: int) -> Iterator[Verdict]:
     play = partial(run_seed, nodes=nodes)
     if processes == 1:
-        return [play(seed) for seed in seeds]
-    with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(play, seeds, chunksize=_CHUNK))
+        yield from map(play, seeds)
+        return
+    with pool_of(processes) as pool:
+        yield from pool.map(play, seeds, chunksize=_CHUNK)
 
 
 def _show(verdict: Verdict, *, briefly: bool) -> None:

@@ -77,6 +77,7 @@ class SimNode:
         self.clock_off_ns = 0  # how wrong its wall clock is
         self.hears_discovery = True
         self.starts = 0
+        self.moved_s = 0.0  # when it last asked another node for a block
         self._shared = shared
         self._discovery = MemoryDiscovery(shared.board, shared.clock)
         self._disk_incarnation = 0
@@ -225,6 +226,7 @@ class SimNode:
             self._shared.judge.count("reads.missed")
             return
         self._next_read += 1
+        self.moved_s = now_s
         read.asked, read.over_s = read.left.pop(0), now_s + READ_S
         self._reads[self._next_read] = read
         self._send(read.asked, Fetch(read.key, self.name, self._next_read))
@@ -250,7 +252,7 @@ class SimNode:
                 judge.violated(f"{offer.source} offers to {self.name}, which {_NO}")
             return
         full = self.member.own.full
-        most = self.member.accepts(len(offer.keys), FULL_WEIGHT_BYTES, now_s)
+        most = self.member.accepts(offer.keys, FULL_WEIGHT_BYTES, now_s)
         room = _FETCHES if full else min(_FETCHES, self.storage.free_blocks)
         for i, key in enumerate(offer.keys):
             if i >= most or len(self._reads) >= room:

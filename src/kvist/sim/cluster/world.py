@@ -26,11 +26,14 @@ from kvist.sim.des.kernel import Kernel
 NODES = 50
 _TICK_S = 0.5
 _SLOW_TICKS = 6.0
-_CHAINS = 60
+_CHAINS = 80
 _MOST_BLOCKS = 12  # of a chain
 _READ_EVERY_S = 0.04
-_WRITE_EVERY_S = 0.15
+_WRITE_EVERY_S = 0.1
 _DEPART_S = 8.0  # how long who departs waits to be drained
+_REST_S = 20.0  # without a block on its way: a cluster has come to rest
+_LATEST_REST_S = 600.0  # after the plan's end; full nodes exchange blocks, and must come to an end
+_LAST_S = 2.0  # from the last look to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class World:
         self._chains = [_chain(seed, n) for n in range(_CHAINS)]
         self._written: list[Key] = []
         self._slow: dict[str, float] = {}
+        self._end_s = plan.end_s
         shared = Shared(
             self._kernel,
             self._network,
@@ -101,6 +105,7 @@ class World:
         kernel.at(1.0, self._write)
         kernel.at(1.5, self._read)
         kernel.at(plan.faults_s, self._calm)
+        kernel.at(plan.end_s - _LAST_S, self._rest)
         kernel.run()
         judge_rest(self.nodes, plan.replicas, self._judge)
         self._judge.counts["messages"] = self._network.sent
@@ -126,7 +131,7 @@ class World:
         pause_s = _TICK_S
         if now_s < self._slow.get(name, 0.0):
             pause_s *= _SLOW_TICKS
-        if now_s + pause_s < self._plan.end_s:
+        if now_s + pause_s < self._end_s:
             self._kernel.after(pause_s, lambda: self._tick(name))
 
     def _happen(self, fault: Fault) -> None:
@@ -181,6 +186,20 @@ class World:
             node.hears_discovery = True
         settled_s = _settings(self._plan).timings.expire_s + 2.0
         self._kernel.after(settled_s, lambda: setattr(self._judge, "quiet", True))
+
+    def _rest(self) -> None:
+        """Puts the end off for as long as blocks still move."""
+        now_s = self._kernel.now_s
+        moved_s = max(node.moved_s for node in self.nodes.values())
+        if now_s - moved_s >= _REST_S:
+            return
+        self._end_s = moved_s + _REST_S + _LAST_S + _TICK_S
+        if self._end_s > self._plan.end_s + _LATEST_REST_S:
+            self._judge.violated(f"blocks still moved at {moved_s:.0f} s")
+            self._end_s = now_s
+            return
+        self._judge.count("rests.late")
+        self._kernel.at(self._end_s - _LAST_S, self._rest)
 
     def _write(self) -> None:
         node = self._somebody()

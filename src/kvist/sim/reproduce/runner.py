@@ -8,17 +8,15 @@ stays whole when the run is broken off.
 from __future__ import annotations
 
 import functools
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvist.sim.des.report import Report
 from kvist.sim.formats import read_trace
+from kvist.sim.processes import processes as pool_of
 from kvist.sim.reproduce.cluster import measure
 from kvist.sim.reproduce.experiment import Experiment, Results, Run
 from kvist.sim.reproduce.hits import HitRun, token_hit_ratio
@@ -51,27 +49,6 @@ def _do(folder: Path, run: Run) -> tuple[float | Report, float]:
     trace = _trace(trace_path(folder, run.trace))
     result = token_hit_ratio(run, trace) if isinstance(run, HitRun) else measure(run, trace)
     return result, time.perf_counter() - start
-
-
-def _die_on_interrupt() -> None:
-    """A child ends at Ctrl-C at once; the parent says what was kept."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextmanager
-def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        count, mp_context=multiprocessing.get_context("spawn"), initializer=_die_on_interrupt
-    )
-    try:
-        yield pool
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_all(
@@ -110,7 +87,7 @@ def _results(
         for run in runs:
             yield (run, *_do(folder, run))
         return
-    with _processes(processes) as pool:
+    with pool_of(processes) as pool:
         futures: dict[Future[tuple[float | Report, float]], Run] = {
             pool.submit(_do, folder, run): run for run in runs
         }
