@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -128,7 +129,9 @@ def round_keys(round_number: int, count: int) -> list[Key]:
 @cache
 def _hands(threads: int) -> ThreadPool:
     """Threads that stay, as an engine's do: new ones start on one core, for milliseconds."""
-    return ThreadPool(threads)
+    pool = ThreadPool(threads)
+    atexit.register(pool.terminate)
+    return pool
 
 
 def share_out(threads: int, count: int, work: Callable[[int], None]) -> None:
