@@ -80,6 +80,7 @@ def _settings(wanted: GatewayConfig) -> Settings:
         drain_s=wanted.drain_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
+        tenants_share=wanted.tenants_share,
         prefilling=Prefilling(
             transport=wanted.disaggregation.transport,
             patience=wanted.disaggregation.patience,

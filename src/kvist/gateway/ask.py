@@ -121,6 +121,18 @@ def read_body(endpoint: Endpoint, body: bytes) -> Asked:
     return asked
 
 
+def written(payload: dict[str, Any]) -> bytes:
+    """A body that was read, and changed, as engines get it.
+
+    Raises:
+        Fault: 400, a number in it cannot be written as JSON.
+    """
+    try:
+        return msgspec.json.encode(payload)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise _bad(f"the body: {error}", code="invalid_value") from error
+
+
 def _check(asked: Asked) -> None:
     fields = asked.fields
     needed = {

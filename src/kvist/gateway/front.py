@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvist.gateway.ask import Asked, Endpoint, read_body
+from kvist.gateway.ask import Asked, Endpoint, read_body, written
 from kvist.gateway.bodies import Bodies
 from kvist.gateway.client import REQUEST_ID, Client, ClientGone
 from kvist.gateway.faults import Fault, unmet
@@ -28,6 +28,7 @@ from kvist.gateway.replicas import Replicas
 from kvist.gateway.settings import Settings
 from kvist.gateway.sse import DONE
 from kvist.gateway.telemetry import Telemetry
+from kvist.gateway.tenancy import of_tenant, own_name
 from kvist.gateway.tracer import Tracer
 from kvist.gateway.upstream import engine_headers
 from kvist.node.http.tokens import Caller, Tokens
@@ -142,6 +143,10 @@ class Front:
                 raise unmet("too many requests are in flight", _BUSY_S)
             async with self._bodies.read(request) as body:
                 asked = read_body(endpoint, body)
+                if tenant:
+                    shares = self._parts.settings.tenants_share
+                    asked = of_tenant(asked, tenant, shares=shares)
+                    body = written(asked.payload)
                 record.model, record.streamed = asked.fields.model or "", asked.streams
                 ask = await self._ask(request, request_id, tenant, asked, len(body))
                 record.prompt_tokens = ask.prompt_tokens
@@ -162,6 +167,7 @@ class Front:
         card = self._parts.replicas.model(fields.model)
         lora = card.id if card is not None and card.parent is not None else ""
         prompt = await self._parts.prompts.read(asked, size, lora)
+        session = fields.session_id or request.headers.get(_SESSION)
         return Ask(
             request=request_id,
             keys=prompt.keys,
@@ -171,7 +177,7 @@ class Front:
             endpoint=asked.endpoint.value,
             model=fields.model or "",
             lora=lora,
-            session=fields.session_id or request.headers.get(_SESSION) or "",
+            session=own_name(tenant, session) if session else "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
             undivided=not is_divisible(asked),
             streams=asked.streams,
