@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -37,6 +37,8 @@ from kvist.router.protocol import Ask
 _ROUTED = {endpoint.value: endpoint for endpoint in Endpoint}
 _ID = re.compile(r"[\w.:-]{1,128}")
 _SESSION = "X-Session-Id"
+_DEADLINE = "X-Deadline-S"
+_MOST_DEADLINE_S = 86_400.0
 _BUSY_S = 1.0
 _ANYBODY = Caller("")
 
@@ -149,6 +151,8 @@ class Front:
                     body = written(asked.payload)
                 record.model, record.streamed = asked.fields.model or "", asked.streams
                 ask = await self._ask(request, request_id, tenant, asked, len(body))
+                if (within_s := _deadline_s(request)) is not None:
+                    ask = replace(ask, deadline_s=began_s + within_s)
                 record.prompt_tokens = ask.prompt_tokens
                 limits = self._parts.limits
                 limits.admit(tenant, ask.prompt_tokens, self._clock())
@@ -261,6 +265,25 @@ class Front:
                     HTTPStatus.NOT_FOUND, "there is no such replica", code="not_found"
                 ) from error
         return self._replicas(request)
+
+
+def _deadline_s(request: web.BaseRequest) -> float | None:
+    """Seconds from a request's head to its first token, behind which that is worth nothing."""
+    given = request.headers.get(_DEADLINE)
+    if given is None:
+        return None
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= _MOST_DEADLINE_S:
+        raise Fault(
+            HTTPStatus.BAD_REQUEST,
+            f"{_DEADLINE} is a number of seconds above 0, {_MOST_DEADLINE_S:.0f} at most",
+            code="invalid_value",
+            param=_DEADLINE,
+        )
+    return found
 
 
 def _outcome(status: int) -> Outcome:

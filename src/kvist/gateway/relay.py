@@ -221,6 +221,7 @@ class Relay:
     def _first(self, call: Call, choice: Choice) -> None:
         now_s = self._clock()
         self._router.first_token(choice.booking, now_s)
+        call.ask = replace(call.ask, deadline_s=None)  # met: a stream that breaks goes on
         if call.record.ttft_s is None:
             call.record.ttft_s = now_s - call.began_s
 
