@@ -16,6 +16,9 @@ from msgspec import Meta
 from kvist.gateway.faults import Fault
 
 MOST_STOPS = 64
+SESSION = "X-Session-Id"
+DEADLINE = "X-Deadline-S"
+MOST_DEADLINE_S = 86_400.0
 _MOST_NAME = 512
 _MOST_CHOICES = 128
 _MOST_TOKENS = (1 << 31) - 1
@@ -67,6 +70,13 @@ class Body(msgspec.Struct):
     prompt: str | list[Any] | None = None
     tools: list[dict[str, Any]] | None = None
     input: str | list[Any] | None = None
+
+
+class Draining(msgspec.Struct, forbid_unknown_fields=True):
+    """What the operator asks of a replica, by its URL."""
+
+    replica: str
+    draining: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvist.gateway.ask import Asked, Endpoint, read_body, written
+from kvist.gateway.ask import (
+    DEADLINE,
+    MOST_DEADLINE_S,
+    SESSION,
+    Asked,
+    Draining,
+    Endpoint,
+    read_body,
+    written,
+)
 from kvist.gateway.bodies import Bodies
 from kvist.gateway.client import REQUEST_ID, Client, ClientGone
 from kvist.gateway.faults import Fault, unmet
@@ -36,16 +45,9 @@ from kvist.router.protocol import Ask
 
 _ROUTED = {endpoint.value: endpoint for endpoint in Endpoint}
 _ID = re.compile(r"[\w.:-]{1,128}")
-_SESSION = "X-Session-Id"
-_DEADLINE = "X-Deadline-S"
-_MOST_DEADLINE_S = 86_400.0
+_MODELS = "/v1/models"
 _BUSY_S = 1.0
 _ANYBODY = Caller("")
-
-
-class _Drain(msgspec.Struct, forbid_unknown_fields=True):
-    replica: str
-    draining: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,12 @@ class Front:
         if (endpoint := _ROUTED.get(path)) is not None:
             _only(request, "POST")
             await self._serve(request, endpoint, request_id, client)
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
+        elif path == _MODELS or path.startswith(f"{_MODELS}/"):
             _only(request, "GET")
             self._caller(request)
             headers = engine_headers(request.headers, request_id, self._parts.settings)
-            await self._parts.relay.get(request.rel_url.raw_path, headers, client)
+            only = path.removeprefix(_MODELS).removeprefix("/")
+            await self._parts.relay.models(headers, client, only=only)
         elif path == "/replicas/drain":
             _only(request, "POST")
             self._operator(request)
@@ -171,7 +174,7 @@ class Front:
         card = self._parts.replicas.model(fields.model)
         lora = card.id if card is not None and card.parent is not None else ""
         prompt = await self._parts.prompts.read(asked, size, lora)
-        session = fields.session_id or request.headers.get(_SESSION)
+        session = fields.session_id or request.headers.get(SESSION)
         return Ask(
             request=request_id,
             keys=prompt.keys,
@@ -256,7 +259,7 @@ class Front:
     async def _drain(self, request: web.BaseRequest) -> web.Response:
         async with self._bodies.read(request) as body:
             try:
-                asked = msgspec.json.decode(body, type=_Drain)
+                asked = msgspec.json.decode(body, type=Draining)
                 self._parts.replicas.drain(asked.replica, draining=asked.draining)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise Fault(HTTPStatus.BAD_REQUEST, str(error), code="invalid_value") from error
@@ -269,19 +272,19 @@ class Front:
 
 def _deadline_s(request: web.BaseRequest) -> float | None:
     """Seconds from a request's head to its first token, behind which that is worth nothing."""
-    given = request.headers.get(_DEADLINE)
+    given = request.headers.get(DEADLINE)
     if given is None:
         return None
     try:
         found = float(given)
     except ValueError:
         found = 0.0
-    if not 0 < found <= _MOST_DEADLINE_S:
+    if not 0 < found <= MOST_DEADLINE_S:
         raise Fault(
             HTTPStatus.BAD_REQUEST,
-            f"{_DEADLINE} is a number of seconds above 0, {_MOST_DEADLINE_S:.0f} at most",
+            f"{DEADLINE} is a number of seconds above 0, {MOST_DEADLINE_S:.0f} at most",
             code="invalid_value",
-            param=_DEADLINE,
+            param=DEADLINE,
         )
     return found
 
