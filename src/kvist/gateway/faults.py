@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 import msgspec
@@ -64,7 +65,7 @@ class Fault(KvistError):
         """Headers that belong to it."""
         found = {"Content-Type": "application/json"}
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(max(1, round(self.retry_after_s)))
+            found["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.allow:
             found["Allow"] = self.allow
         if self.status is HTTPStatus.UNAUTHORIZED:
