@@ -145,7 +145,7 @@ class Front:
             began_s = self._clock()
             tenant = record.tenant = self._caller(request).tenant or ""
             if self.in_flight > self._parts.settings.bounds.requests:
-                raise unmet("too many requests are in flight", _BUSY_S)
+                raise unmet("too many requests are in flight", _BUSY_S, refused="bound")
             async with self._bodies.read(request) as body:
                 asked = read_body(endpoint, body)
                 if tenant:
@@ -199,9 +199,11 @@ class Front:
             yield
             record.status = 0 if client.response is None else client.response.status
             record.outcome = _outcome(record.status)
+            record.refused = "engine" if record.outcome == "refused" else ""
         except Fault as fault:
             record.status, record.fault = fault.status, str(fault)
             record.outcome = _outcome(fault.status)
+            record.refused = fault.refused if record.outcome == "refused" else ""
             raise
         except (ClientGone, asyncio.CancelledError):
             record.outcome = "cancelled"

@@ -86,6 +86,7 @@ class Relay:
         plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
         waited_s = await self._waiting.turn(call.ask)
         call.ask = replace(call.ask, waited_s=waited_s)
+        call.record.waited_s = waited_s
         attempt = 0
         while True:
             try:
@@ -278,7 +279,7 @@ class Relay:
 
 def _refused(refused: Refused) -> Fault:
     if refused.reason == "no-replica":
-        return unmet("no replica is up", refused.retry_after_s)
+        return unmet("no replica is up", refused.retry_after_s, refused=refused.reason)
     return overloaded(refused)
 
 
