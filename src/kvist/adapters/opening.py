@@ -76,15 +76,15 @@ def open_adapter(url: str, limits: Limits) -> StorageAdapter:
         ConfigError: as `open_layered`.
         TierError: the medium cannot be used.
     """
-    parts = urlsplit(url)
-    opener = _OPENERS.get(parts.scheme)
-    if opener is None:
-        raise ConfigError(
-            f"{parts.scheme or 'nothing'} is no kind of remote",
-            path=KNOB,
-            remedy="begin with " + ", ".join(f"{scheme}://" for scheme in sorted(_OPENERS)),
-        )
     try:
+        parts = urlsplit(url)
+        opener = _OPENERS.get(parts.scheme)
+        if opener is None:
+            raise ConfigError(
+                f"{parts.scheme or 'nothing'} is no kind of remote",
+                path=KNOB,
+                remedy="begin with " + ", ".join(f"{scheme}://" for scheme in sorted(_OPENERS)),
+            )
         return opener(parts, limits)
     except ValueError as error:
         if isinstance(error, ConfigError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from kvist.config import GatewayPeersConfig
 from kvist.core.errors import ConfigError
@@ -51,9 +51,8 @@ def gateway_peers(
 
 def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
     """Raises `ConfigError` for what is no endpoint, or can be reached by others unproven."""
-    parts = urlsplit(endpoint)
     path = f"{_SECTION}.{knob}"
-    if parts.scheme != "ipc" and not _is_tcp(parts):
+    if not _is_endpoint(endpoint):
         raise ConfigError(f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT")
     if not sealed and not is_own_host(endpoint):
         raise ConfigError(
@@ -63,8 +62,10 @@ def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
         )
 
 
-def _is_tcp(parts: SplitResult) -> bool:
+def _is_endpoint(text: str) -> bool:
     try:
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
-    except ValueError:  # no port has such a number
+        parts = urlsplit(text)
+        is_tcp = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # it is no URL, or no port has such a number
         return False
+    return is_tcp or parts.scheme == "ipc"
