@@ -22,16 +22,9 @@ def gateway_peers(
     Raises:
         ConfigError: an endpoint is none, or cannot be bound, or others could reach it unproven.
     """
-    listed = wanted.members.split(",") if isinstance(wanted.members, str) else wanted.members
-    members = [text.strip() for text in listed if text.strip()]
+    members, secret = members_and_secret(wanted)
     if not wanted.listen and not members:
         return None
-    for knob, endpoint in (("listen", wanted.listen), *(("members", m) for m in members)):
-        if endpoint:
-            _check(endpoint, knob, sealed=bool(wanted.secret_file))
-    secret = ""
-    if wanted.secret_file:
-        secret = secret_of(read_token(wanted.secret_file, "gateway.peers.secret_file"))
     try:
         return Peers(
             router,
@@ -47,6 +40,23 @@ def gateway_peers(
             path=f"{_SECTION}.listen",
             remedy="choose another port, or end what listens there",
         ) from error
+
+
+def members_and_secret(wanted: GatewayPeersConfig) -> tuple[list[str], str]:
+    """Where the others tell, and what their words are sealed with; empty: in the clear.
+
+    Raises:
+        ConfigError: an endpoint is none, or others could reach it unproven, or a file cannot be
+            used.
+    """
+    listed = wanted.members.split(",") if isinstance(wanted.members, str) else wanted.members
+    members = [text.strip() for text in listed if text.strip()]
+    for knob, endpoint in (("listen", wanted.listen), *(("members", m) for m in members)):
+        if endpoint:
+            _check(endpoint, knob, sealed=bool(wanted.secret_file))
+    if not wanted.secret_file:
+        return members, ""
+    return members, secret_of(read_token(wanted.secret_file, "gateway.peers.secret_file"))
 
 
 def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
