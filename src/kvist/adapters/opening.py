@@ -221,6 +221,8 @@ _OPENERS: dict[str, Callable[[SplitResult, Limits], StorageAdapter]] = {
     "redis": _open_redis,
     "rediss": _open_redis,
     "redis+cluster": _open_redis,
+    "rediss+cluster": _open_redis,
     "valkey": _open_redis,
+    "valkeys": _open_redis,
     "s3": _open_s3,
 }
