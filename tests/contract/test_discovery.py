@@ -102,8 +102,9 @@ def test_static_list_gives_addresses_and_announces_nothing() -> None:
         ["a=tcp://h:1?what=x"],
         ["a b=tcp://h:1"],
         ["a=tcp://h:1", "a=tcp://h:2"],
+        ["a=tcp://[::1"],
     ],
-    ids=["no name", "no scheme", "scheme", "option", "bad name", "twice"],
+    ids=["no name", "no scheme", "scheme", "option", "bad name", "twice", "no address"],
 )
 def test_static_entry_that_names_no_publisher_is_refused(entries: list[str]) -> None:
     with pytest.raises(ConfigError):

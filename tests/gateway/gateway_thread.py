@@ -47,10 +47,10 @@ class Running:
     stop: Callable[[], None]
     prefixes: IndexedPrefixes | None = None
 
-    def holders(self, text: str) -> Mapping[str, Prefix]:
+    def holders(self, text: str, salt: str = "") -> Mapping[str, Prefix]:
         """What its router believes of a prompt."""
         assert self.prefixes is not None
-        return self.prefixes.match(self.prefixes.keys(list(text.encode()), "", ""))
+        return self.prefixes.match(self.prefixes.keys(list(text.encode()), "", salt))
 
     def events_of(self, engine: StubEngine) -> str:
         """Whether an engine's events are heard."""
@@ -193,12 +193,14 @@ def serving(
 
 
 @contextmanager
-def configured(engines: Sequence[StubEngine], folder: Path, *sets: str) -> Iterator[Running]:
+def configured(
+    engines: Sequence[StubEngine], folder: Path, *sets: str, file: Path | None = None
+) -> Iterator[Running]:
     """A gateway as `kvist gateway` makes it, which hears its engines. `folder`: a tokenizer's."""
     listed = ",".join(f"{e.url}?events={e.events}&replay={e.replay}" for e in engines)
     own = [f"gateway.replicas={listed}", f"gateway.tokenizer={folder}", "block_tokens=16"]
     own += ["gateway.listen=127.0.0.1:0", "gateway.drain_s=5", "gateway.timeouts.health_s=1"]
-    gateway, listener = open_gateway(load_config(env={}, sets=[*own, *sets]).config)
+    gateway, listener = open_gateway(load_config(file, env={}, sets=[*own, *sets]).config)
     with running(gateway, listener) as found:
         yield found
 

@@ -112,6 +112,10 @@ def test_streams_that_do_not_end_in_time_are_cut() -> None:
     [
         ([], "nobody to serve"),
         (["ftp://x"], "no URL"),
+        (["http://127.0.0.1:99999"], "no URL"),
+        (["http://[::1"], "no URL"),
+        (["http://127.0.0.1:1?events=tcp://[::1"], "says what nobody knows"),
+        (["http://127.0.0.1:1", "--set=router.policy=nearest"], "unknown policy"),
         (["http://127.0.0.1:1", "--prefill=ftp://x"], "gateway.disaggregation.prefill"),
         (["http://127.0.0.1:1", "--prefill=http://127.0.0.1:1/"], "is among gateway.replicas"),
         (["http://127.0.0.1:1", "--listen=nowhere"], "no address"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from kvist.gateway import front
+from kvist.gateway.ask import Endpoint
 from kvist.gateway.openapi import openapi
 from kvist.gateway.settings import Settings, Timeouts
 from kvist.testing.stub_engine import StubEngine
@@ -33,6 +37,16 @@ CHECKS = [
 def gateway(engine: StubEngine) -> Iterator[Running]:
     with serving(engine, settings=Settings(timeouts=Timeouts(health_s=20.0))) as running:
         yield running
+
+
+def test_document_names_every_path_that_is_served_and_no_other() -> None:
+    served = set(re.findall(r'"(/[a-z0-9/.]+)"', inspect.getsource(front)))
+    described = {path.partition("/{")[0] for path in openapi("1")["paths"]}
+    assert described == served | {endpoint.value for endpoint in Endpoint}
+
+
+def test_document_is_what_is_served(gateway: Running) -> None:
+    assert gateway.ask("/openapi.json")[1] == openapi("1")
 
 
 @SCHEMA.parametrize()

@@ -94,6 +94,21 @@ def test_embeddings_and_models_are_passed_through(gateway: Running) -> None:
     assert (status, found["data"][0]["id"]) == (200, "stub")
 
 
+def test_models_are_told_by_whichever_replica_answers(engine: StubEngine) -> None:
+    """The first one that is believed to be up need not be: its list is as good as any other's."""
+    with StubEngine() as gone, serving(gone, engine) as gateway:
+        gone.kill()
+        assert gateway.ask("/v1/models")[0] == 200
+
+
+def test_one_model_is_told_by_its_name(gateway: Running) -> None:
+    """vLLM has no such path, and OpenAI's client has a call for it."""
+    with OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="k") as client:
+        assert client.models.retrieve("stub").id == "stub"
+        with pytest.raises(NotFoundError, match="no model 'other/1'"):
+            client.models.retrieve("other/1")
+
+
 def test_faults_of_the_engine_reach_the_client(gateway: Running) -> None:
     status, found, _ = gateway.ask(COMPLETIONS, ASKED | {"model": "other", "stream": True})
     assert (status, found["error"]["code"]) == (404, 404)

@@ -217,9 +217,10 @@ def test_word_is_written_as_in_version_1() -> None:
         ({"listen": "tcp://127.0.0.1:0", "members": "tcp://10.0.0.1:1"}, "members", "secret_file"),
         ({"listen": "127.0.0.1:0"}, "listen", "tcp://"),
         ({"listen": "tcp://127.0.0.1:99999"}, "listen", "PORT"),
+        ({"listen": "tcp://[::1"}, "listen", "PORT"),
         ({"listen": "tcp://127.0.0.1:0", "secret_file": "/nowhere"}, "secret_file", "openssl"),
     ],
-    ids=["others reach it", "member elsewhere", "no endpoint", "no port", "no secret"],
+    ids=["others reach it", "elsewhere", "no endpoint", "no port", "no address", "no secret"],
 )
 def test_what_cannot_be_meant_is_refused(knobs: dict[str, str], path: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as refused:

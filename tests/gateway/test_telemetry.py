@@ -11,7 +11,9 @@ from gateway_thread import HASTY, alone, eventually, serving, stats
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from kvist.gateway.limits import TenantLimits
 from kvist.gateway.otel import OtelTracer
+from kvist.gateway.record import Record
 from kvist.gateway.settings import Settings
 from kvist.metrics import BY_NAME
 from kvist.node.http.tokens import Tokens
@@ -38,6 +40,30 @@ def test_requests_are_counted_by_how_they_ended(engine: StubEngine) -> None:
         names = set(re.findall(r"# TYPE (\w+) (?!gauge)", gateway.ask("/metrics")[1]))
         declared = {n for n in names if not n.endswith("_created")}
         assert {f"{n}_total" if f"{n}_total" in BY_NAME else n for n in declared} <= set(BY_NAME)
+
+
+def test_refusals_are_counted_by_why(caplog: pytest.LogCaptureFixture) -> None:
+    """A tenant's limit, engines that are too slow and one that is away want different remedies."""
+    limits = TenantLimits(requests_per_min=2)
+    with (
+        caplog.at_level(logging.INFO, "kvist.gateway.requests"),
+        StubEngine() as engine,
+        serving(engine, limits=limits) as gateway,
+    ):
+        gateway.ask(COMPLETIONS, ASKED, headers={"X-Deadline-S": "1e-9"})
+        gateway.ask(COMPLETIONS, b"{")
+        engine.kill()
+        gateway.ask(COMPLETIONS, ASKED)
+        gateway.ask(COMPLETIONS, ASKED)
+        found = gateway.samples()
+    said = [r.getMessage() for r in caplog.records if r.name == "kvist.gateway.requests"]
+    lines = [json.loads(line) for line in said]
+    assert [line["refused"] for line in lines][:2] == ["deadline", ""]
+    reasons = {line["refused"] for line in lines[2:]}
+    assert reasons <= {"replicas", "no-replica", "limit"}
+    assert "limit" in reasons
+    for reason in ("deadline", *reasons):
+        assert found[f'kvist_gateway_refused_total{{reason="{reason}"}}'] == 1
 
 
 def test_broken_attempts_are_counted_with_the_way_on(engine: StubEngine) -> None:
@@ -83,6 +109,7 @@ def test_line_of_the_log_says_all_and_nothing_of_the_text(
     assert reason.startswith("round-robin: queue 0.000 s, serve ")
     assert record["ttft_s"] > 0
     assert record["predicted_ttft_s"] > 0
+    assert record["waited_s"] == 0
 
 
 def test_spans_stand_below_the_clients_and_engines_go_on(engine: StubEngine) -> None:
@@ -101,3 +128,16 @@ def test_spans_stand_below_the_clients_and_engines_go_on(engine: StubEngine) -> 
     assert span.attributes is not None
     assert span.attributes["kvist.outcome"] == "ok"
     assert span.attributes["kvist.output_tokens"] == 5
+
+
+def test_span_says_what_was_expected_in_which_tier() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = OtelTracer(exporter)
+    record = Record(request="r", endpoint=COMPLETIONS, hit_tiers={"hbm": 32, "ssd": 16})
+    with tracer.request(record, {}, {}):
+        pass
+    tracer.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert span.attributes["kvist.hit_tiers.hbm"] == 32
+    assert span.attributes["kvist.hit_tiers.ssd"] == 16

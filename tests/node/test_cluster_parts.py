@@ -235,6 +235,9 @@ def test_incarnation_that_cannot_be_kept_is_the_clocks(tmp_path: Path) -> None:
         ),
         (["cluster.host=h"], "cluster.events", "other hosts cannot connect"),
         (["cluster.events=somewhere"], "cluster.events", "no endpoint"),
+        (["cluster.events=tcp://[::1"], "cluster.events", "no endpoint"),
+        (["cluster.replay=tcp://127.0.0.1"], "cluster.replay", "no endpoint"),
+        (["cluster.replay=tcp://127.0.0.1:99999"], "cluster.replay", "no endpoint"),
         (
             ["peers.listen=0.0.0.0:7077", "peers.token_file=env:TOKEN"],
             "peers.listen",

@@ -24,6 +24,7 @@ from peer_nodes import (
 from kvist.core.lease import BlockStore
 from kvist.core.outcome import Tier
 from kvist.node.client import NodeStore
+from kvist.node.http.prometheus import page
 from kvist.testing.store_suite import WAIT_S, StoreSuite
 
 NUMBERS = range(BLOCKS)
@@ -47,6 +48,10 @@ def test_what_one_host_wrote_another_reads_with_equal_bytes(folder: Path) -> Non
         fill(reader, range(100, 104))
         learn(writer, range(100, 104), 4)
         assert read(writer, range(100, 104)) == [True] * 4
+        text = page(b.status())  # what its operator's Prometheus sees
+        assert f'\nkvist_peer_blocks_total{{peer="127.0.0.1:{port}"}} {BLOCKS}.0\n' in text
+        assert f'\nkvist_peer_resting{{peer="127.0.0.1:{port}"}} 0.0\n' in text
+        assert '\nkvist_breaker_open{tier="below-dram"} 0.0\n' in text
         name = f"127.0.0.1:{port}"
         assert b.store_stats()["samples"][f"kvist_peer_blocks_total.{name}"] == BLOCKS
         assert a.status()["peers"]["sent_blocks"] == BLOCKS

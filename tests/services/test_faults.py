@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real import HOST, Server, make_bucket, redis_server, s3_server
+from real import HOST, Server, free_port, make_bucket, redis_cluster, redis_server, s3_server
 
 from kvist.adapters.opening import Limits, open_layered
+from kvist.adapters.protocol import NewObject, StorageAdapter, Wanted
 from kvist.core.errors import TierError, TierFullError, TierTimeout
 from kvist.core.outcome import Outcome
 from kvist.testing.tier_suite import suite_block, suite_key, suite_payload
@@ -233,3 +234,48 @@ def test_password_is_asked_for_and_never_shown(
             read(wrong, 1)
         wrong.close()
         assert "barley" not in str(caught.value) + caplog.text
+
+
+def all_fail(adapter: StorageAdapter) -> None:
+    """Every call is a `TierError`, and nothing else."""
+    calls: list[Callable[[], object]] = [
+        lambda: adapter.get([Wanted("a/1")]),
+        lambda: adapter.put([NewObject("a/1", (memoryview(b"x"),))]),
+        lambda: adapter.delete(["a/1"]),
+        lambda: adapter.list_page("a/"),
+    ]
+    for call in calls:
+        with pytest.raises(TierError):
+            call()
+
+
+def test_cluster_that_is_away_fails_every_call() -> None:
+    """redis-py raises what is no `RedisError` when it finds no node: it went past every layer."""
+    pytest.importorskip("redis")
+    from kvist.adapters.redis import RedisAdapter
+
+    adapter = RedisAdapter(f"redis+cluster://{HOST}:{free_port()}", timeout_s=DEADLINE_S)
+    all_fail(adapter)
+    adapter.close()
+
+
+def test_cluster_that_loses_its_nodes_fails_calls_and_no_more() -> None:
+    pytest.importorskip("redis")
+    from kvist.adapters.redis import RedisAdapter
+
+    names = [f"a/{n}" for n in range(30)]
+    with redis_cluster() as servers:
+        adapter = RedisAdapter(f"redis+cluster://{HOST}:{servers[0].port}", timeout_s=DEADLINE_S)
+        adapter.put([NewObject(name, (memoryview(b"x"),)) for name in names])
+        servers[1].kill()
+        failed = 0
+        for name in names:
+            try:
+                adapter.get([Wanted(name)])
+            except TierError:
+                failed += 1
+        assert 0 < failed < len(names)
+        for server in servers:
+            server.kill()
+        all_fail(adapter)
+        adapter.close()

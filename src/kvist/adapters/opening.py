@@ -76,15 +76,15 @@ def open_adapter(url: str, limits: Limits) -> StorageAdapter:
         ConfigError: as `open_layered`.
         TierError: the medium cannot be used.
     """
-    parts = urlsplit(url)
-    opener = _OPENERS.get(parts.scheme)
-    if opener is None:
-        raise ConfigError(
-            f"{parts.scheme or 'nothing'} is no kind of remote",
-            path=KNOB,
-            remedy="begin with " + ", ".join(f"{scheme}://" for scheme in sorted(_OPENERS)),
-        )
     try:
+        parts = urlsplit(url)
+        opener = _OPENERS.get(parts.scheme)
+        if opener is None:
+            raise ConfigError(
+                f"{parts.scheme or 'nothing'} is no kind of remote",
+                path=KNOB,
+                remedy="begin with " + ", ".join(f"{scheme}://" for scheme in sorted(_OPENERS)),
+            )
         return opener(parts, limits)
     except ValueError as error:
         if isinstance(error, ConfigError):
@@ -221,6 +221,8 @@ _OPENERS: dict[str, Callable[[SplitResult, Limits], StorageAdapter]] = {
     "redis": _open_redis,
     "rediss": _open_redis,
     "redis+cluster": _open_redis,
+    "rediss+cluster": _open_redis,
     "valkey": _open_redis,
+    "valkeys": _open_redis,
     "s3": _open_s3,
 }

@@ -23,7 +23,7 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
 from kvist.adapters.protocol import (
@@ -43,7 +43,7 @@ from kvist.adapters.protocol import (
 from kvist.adapters.redis_wire import Word, wire
 from kvist.core.errors import ConfigError, TierError, TierFullError, TierTimeout
 
-CLUSTER_SCHEME = "redis+cluster"
+_CLUSTERS = {"redis+cluster://": "redis://", "rediss+cluster://": "rediss://"}
 _SPACE = "kvist/"
 _INDEX = ("kvist-order", "kvist-sizes", "kvist-used", "kvist-writes")
 _PUT = """
@@ -89,7 +89,8 @@ class RedisAdapter:
         """Connects when it is first needed.
 
         Args:
-            url: `redis://`, `rediss://` (TLS), `unix://` or `redis+cluster://`, as redis-py takes.
+            url: `redis://`, `rediss://` (TLS), `unix://`, or `redis+cluster://` and
+                `rediss+cluster://`; the rest as redis-py takes it.
             capacity_bytes: what the objects may take together, the server's overhead aside.
             timeout_s: of connecting, and of each time that the server is waited for.
             connections: calls that may be under way at once.
@@ -98,7 +99,7 @@ class RedisAdapter:
             ConfigError: a cluster was given a capacity.
             ValueError: the URL cannot be read.
         """
-        self._cluster = url.startswith(CLUSTER_SCHEME)
+        self._cluster = url.startswith(tuple(_CLUSTERS))
         if self._cluster and capacity_bytes is not None:
             raise ConfigError("a Redis cluster keeps no capacity of ours; set its maxmemory")
         self._capacity_bytes = capacity_bytes
@@ -231,9 +232,9 @@ def _connect(url: str, timeout_s: float, connections: int) -> Any:
         "decode_responses": False,
         "protocol": 2,
     }
-    if url.startswith(CLUSTER_SCHEME):
-        url = "redis" + url.removeprefix(CLUSTER_SCHEME)
-        return _LateCluster(url, kind)
+    for scheme, of_one in _CLUSTERS.items():
+        if url.startswith(scheme):
+            return _LateCluster(of_one + url.removeprefix(scheme), kind)
     pool = redis.BlockingConnectionPool.from_url(
         url, max_connections=2 * connections + 2, timeout=timeout_s, retry=never, **kind
     )
@@ -294,5 +295,5 @@ def _mapping(doing: str) -> Iterator[None]:
         raise TierTimeout(errno.ETIMEDOUT, f"redis {doing}: {error}") from error
     except OutOfMemoryError as error:
         raise TierFullError(errno.ENOSPC, f"redis {doing}: {error}") from error
-    except RedisError as error:
+    except (RedisError, RedisClusterException) as error:  # the second is none of the first
         raise TierError(errno.EIO, f"redis {doing}: {error}") from error

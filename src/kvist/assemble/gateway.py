@@ -6,10 +6,11 @@ import ipaddress
 import random
 import socket
 import ssl
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from kvist.assemble.gateway_peers import gateway_peers
+from kvist.assemble.gateway_peers import gateway_peers, members_and_secret
 from kvist.assemble.hearing import hearing_of, loading_of, prefixes_of
 from kvist.assemble.replicas import prefill_entries, replica_entries
 from kvist.assemble.routing import queue_of, router_of, splitting_of
@@ -23,6 +24,7 @@ from kvist.gateway.template import ModelTokenizer
 from kvist.gateway.tracer import NoTracer, Tracer
 from kvist.native import digest
 from kvist.node.http.tokens import Tokens, read_token
+from kvist.router.choice import make_policy
 from kvist.router.prefixes import IndexedPrefixes
 
 _SECTION = "$.gateway"
@@ -70,6 +72,30 @@ def open_gateway(config: Config) -> tuple[Gateway, socket.socket]:
     return gateway, _listener(wanted)
 
 
+def gateway_faults(config: Config) -> list[ConfigError]:
+    """Why a gateway could not be as configured. Binds nothing and reads no model.
+
+    Without `gateway.replicas` it may still get its engines from the command line.
+    """
+    wanted = config.gateway
+    checks: list[Callable[[], object]] = [
+        lambda: make_policy(config.router.policy, random.Random(), config.block_tokens),
+        lambda: prefill_entries(wanted) if wanted.replicas else None,  # and the replicas
+        lambda: _tokens(wanted),
+        lambda: _settings(wanted),
+        lambda: _tls(wanted),
+        lambda: _address(wanted),
+        lambda: members_and_secret(wanted.peers),
+    ]
+    found = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found.append(error)
+    return found
+
+
 def _settings(wanted: GatewayConfig) -> Settings:
     limits: GatewayLimitsConfig = wanted.limits
     key_file = wanted.engine_key_file
@@ -80,6 +106,7 @@ def _settings(wanted: GatewayConfig) -> Settings:
         drain_s=wanted.drain_s,
         engine_key=read_token(Path(key_file), f"{_SECTION}.engine_key_file") if key_file else "",
         passes_keys=not wanted.operator_file,
+        tenants_share=wanted.tenants_share,
         prefilling=Prefilling(
             transport=wanted.disaggregation.transport,
             patience=wanted.disaggregation.patience,
@@ -175,7 +202,12 @@ def _tls(wanted: GatewayConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _listener(wanted: GatewayConfig) -> socket.socket:
+def _address(wanted: GatewayConfig) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """Where it listens.
+
+    Raises:
+        ConfigError: that is no address, or whoever reaches it could use the engines.
+    """
     host, _, port = wanted.listen.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))
@@ -192,6 +224,11 @@ def _listener(wanted: GatewayConfig) -> socket.socket:
             path=f"{_SECTION}.listen",
             remedy="set gateway.operator_file and gateway.tenants, or listen on 127.0.0.1",
         )
+    return address, number
+
+
+def _listener(wanted: GatewayConfig) -> socket.socket:
+    address, number = _address(wanted)
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

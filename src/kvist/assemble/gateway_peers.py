@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from kvist.config import GatewayPeersConfig
 from kvist.core.errors import ConfigError
@@ -22,16 +22,9 @@ def gateway_peers(
     Raises:
         ConfigError: an endpoint is none, or cannot be bound, or others could reach it unproven.
     """
-    listed = wanted.members.split(",") if isinstance(wanted.members, str) else wanted.members
-    members = [text.strip() for text in listed if text.strip()]
+    members, secret = members_and_secret(wanted)
     if not wanted.listen and not members:
         return None
-    for knob, endpoint in (("listen", wanted.listen), *(("members", m) for m in members)):
-        if endpoint:
-            _check(endpoint, knob, sealed=bool(wanted.secret_file))
-    secret = ""
-    if wanted.secret_file:
-        secret = secret_of(read_token(wanted.secret_file, "gateway.peers.secret_file"))
     try:
         return Peers(
             router,
@@ -49,11 +42,27 @@ def gateway_peers(
         ) from error
 
 
+def members_and_secret(wanted: GatewayPeersConfig) -> tuple[list[str], str]:
+    """Where the others tell, and what their words are sealed with; empty: in the clear.
+
+    Raises:
+        ConfigError: an endpoint is none, or others could reach it unproven, or a file cannot be
+            used.
+    """
+    listed = wanted.members.split(",") if isinstance(wanted.members, str) else wanted.members
+    members = [text.strip() for text in listed if text.strip()]
+    for knob, endpoint in (("listen", wanted.listen), *(("members", m) for m in members)):
+        if endpoint:
+            _check(endpoint, knob, sealed=bool(wanted.secret_file))
+    if not wanted.secret_file:
+        return members, ""
+    return members, secret_of(read_token(wanted.secret_file, "gateway.peers.secret_file"))
+
+
 def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
     """Raises `ConfigError` for what is no endpoint, or can be reached by others unproven."""
-    parts = urlsplit(endpoint)
     path = f"{_SECTION}.{knob}"
-    if parts.scheme != "ipc" and not _is_tcp(parts):
+    if not _is_endpoint(endpoint):
         raise ConfigError(f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT")
     if not sealed and not is_own_host(endpoint):
         raise ConfigError(
@@ -63,8 +72,10 @@ def _check(endpoint: str, knob: str, *, sealed: bool) -> None:
         )
 
 
-def _is_tcp(parts: SplitResult) -> bool:
+def _is_endpoint(text: str) -> bool:
     try:
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
-    except ValueError:  # no port has such a number
+        parts = urlsplit(text)
+        is_tcp = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # it is no URL, or no port has such a number
         return False
+    return is_tcp or parts.scheme == "ipc"

@@ -89,8 +89,8 @@ def _entries(listed: str | tuple[str, ...], knob: str) -> tuple[Entry, ...]:
 def _entry(text: str, path: str) -> Entry:
     address, _, query = text.strip().partition("?")
     url = address.rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _split(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             f"{text.strip()!r} is no URL of an engine",
             path=path,
@@ -98,7 +98,7 @@ def _entry(text: str, path: str) -> Entry:
         )
     options = dict(parse_qsl(query, keep_blank_values=True))
     named = [options[name] for name in ("events", "replay") if options.get(name)]
-    if not options.keys() <= _OPTIONS or any(urlsplit(e).scheme not in _SCHEMES for e in named):
+    if not options.keys() <= _OPTIONS or not all(_is_endpoint(text) for text in named):
         raise ConfigError(
             f"{text.strip()!r} says what nobody knows",
             path=path,
@@ -110,6 +110,21 @@ def _entry(text: str, path: str) -> Entry:
     # A publisher's name has no slash, and no node is called after an address.
     engine = address.partition("//")[2].rstrip("/").replace("/", "|")
     return Entry(url, events, replay, Home(engine, parts.hostname or "", options.get("node", "")))
+
+
+def _is_endpoint(text: str) -> bool:
+    parts = _split(text)
+    return parts is not None and parts.scheme in _SCHEMES
+
+
+def _split(url: str) -> SplitResult | None:
+    """Its parts; None where it is no URL, or its port none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # is read, and may be refused, when it is first asked for
+    except ValueError:
+        return None
+    return parts
 
 
 def _derived(parts: SplitResult) -> tuple[str, str]:

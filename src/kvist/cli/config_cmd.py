@@ -9,6 +9,7 @@ from typing import Any
 from kvist.cli import screen
 from kvist.config import (
     LoadedConfig,
+    Problem,
     as_mapping,
     dram_bytes,
     format_size,
@@ -42,7 +43,8 @@ def add_parser(subparsers: Any) -> None:
         "check",
         summary="check the configuration against this machine",
         details="Makes the SSD folder and writes a probe file in it; asks the remote, if there is "
-        "one, for an answer. Exits with 1 if Kvist would not start well.",
+        "one, for an answer; where it says something of a gateway or its router, looks at that, "
+        "too. Exits with 1 if Kvist would not start well.",
         example="kvist config check",
     )
     for command in (show, check):
@@ -88,6 +90,7 @@ def _check(loaded: LoadedConfig, *, as_json: bool) -> int:
     url = config.store.remote.url
     if url and not problems and (silent := remote_answers(config)) is not None:
         problems = [dataclasses.replace(silent, origin=loaded.origins[silent.path])]
+    problems += _gateway_problems(loaded)
     ssd = config.store.ssd.enabled
     folder, ssd_cap_bytes = (str(ssd_folder(config)), ssd_bytes(config)) if ssd else (None, 0)
     if as_json:
@@ -111,3 +114,23 @@ def _check(loaded: LoadedConfig, *, as_json: bool) -> int:
     print(f"remote {without_password(url)}" if url else "remote off")
     print("ok")
     return 0
+
+
+def _gateway_problems(loaded: LoadedConfig) -> list[Problem]:
+    """Why a gateway could not be as the configuration says, if it says anything of one."""
+    said = [path for path, origin in loaded.origins.items() if origin != "default"]
+    said = [path for path in said if path.startswith(("gateway.", "router."))]
+    if not said:
+        return []
+    try:
+        from kvist.assemble.gateway import gateway_faults
+    except ImportError as error:
+        needs = f"the gateway needs {error.name}"
+        return [Problem(said[0], needs, "pip install 'kvist[gateway]'", loaded.origins[said[0]])]
+    found = []
+    for fault in gateway_faults(loaded.config):
+        path = fault.path.removeprefix("$.")
+        above = loaded.origins.get(path.rpartition(".")[0], "default")  # an entry of a mapping
+        origin = loaded.origins.get(path, above)
+        found.append(Problem(path, fault.message, fault.remedy, origin))
+    return found

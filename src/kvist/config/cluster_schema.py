@@ -166,11 +166,18 @@ def _check_endpoint(cluster: ClusterConfig, peers: PeersConfig, knob: str, *, fa
         ConfigError: nobody could connect, or others could unproven.
     """
     path, endpoint = f"$.node.cluster.{knob}", str(getattr(cluster, knob))
-    parts = urlsplit(endpoint)
+    no_endpoint = ConfigError(
+        f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT"
+    )
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError as error:
+        raise no_endpoint from error
     if parts.scheme == "ipc":
         return
-    if parts.scheme != "tcp" or not parts.hostname:
-        raise ConfigError(f"{endpoint!r} is no endpoint", path=path, remedy="write tcp://HOST:PORT")
+    if parts.scheme != "tcp" or not parts.hostname or port is None:
+        raise no_endpoint
     if not cluster.host:
         _check_reachable(parts.hostname, path)
     if far and is_loopback(parts.hostname):

@@ -135,8 +135,8 @@ class GatewayConfig(Section, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="Address and port. Anything but loopback needs `tenants`, so that nobody "
-            "uses the engines who should not."
+            description="Address and port. Anything but loopback needs `operator_file`, and "
+            "`tenants` for others, so that nobody uses the engines who should not."
         ),
     ] = "127.0.0.1:8080"
     replicas: Annotated[
@@ -157,6 +157,14 @@ class GatewayConfig(Section, frozen=True):
             "the client's own key goes to the engine."
         ),
     ] = "none"
+    tenants_share: Annotated[
+        bool,
+        Meta(
+            description="Whether what one tenant had computed spares others with the same "
+            "beginning of a prompt computing it. They can then tell by the time to the first token "
+            "what has been asked. Without, each tenant's requests get a cache salt of the tenant."
+        ),
+    ] = False
     operator_file: Annotated[
         str,
         Meta(

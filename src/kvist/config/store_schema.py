@@ -188,7 +188,8 @@ class RemoteConfig(Section, frozen=True):
         str,
         Meta(
             description="Where blocks are shared with other hosts: `file:///mnt/shared/kvist`, "
-            "`redis://host:6379/0` (or `rediss`, `redis+cluster`), `s3://bucket/prefix`, "
+            "`redis://host:6379/0` (or `rediss`, `redis+cluster`, `rediss+cluster`), "
+            "`s3://bucket/prefix`, "
             "`mooncake://master:50051`. Empty: nowhere. Who can write there can change what "
             "models say; see docs/remote.md."
         ),

@@ -16,6 +16,9 @@ from msgspec import Meta
 from kvist.gateway.faults import Fault
 
 MOST_STOPS = 64
+SESSION = "X-Session-Id"
+DEADLINE = "X-Deadline-S"
+MOST_DEADLINE_S = 86_400.0
 _MOST_NAME = 512
 _MOST_CHOICES = 128
 _MOST_TOKENS = (1 << 31) - 1
@@ -69,6 +72,13 @@ class Body(msgspec.Struct):
     input: str | list[Any] | None = None
 
 
+class Draining(msgspec.Struct, forbid_unknown_fields=True):
+    """What the operator asks of a replica, by its URL."""
+
+    replica: str
+    draining: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request that was read: `payload` is all of its body, `fields` what is known of it."""
@@ -119,6 +129,18 @@ def read_body(endpoint: Endpoint, body: bytes) -> Asked:
     asked = Asked(endpoint, payload, fields)
     _check(asked)
     return asked
+
+
+def written(payload: dict[str, Any]) -> bytes:
+    """A body that was read, and changed, as engines get it.
+
+    Raises:
+        Fault: 400, a number in it cannot be written as JSON.
+    """
+    try:
+        return msgspec.json.encode(payload)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise _bad(f"the body: {error}", code="invalid_value") from error
 
 
 def _check(asked: Asked) -> None:

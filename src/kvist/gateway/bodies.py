@@ -31,7 +31,7 @@ class Held:
             Fault: 503, there is none now.
         """
         if self.bytes + more_bytes > self._most:
-            raise unmet("too many bytes are in flight", _RETRY_S)
+            raise unmet("too many bytes are in flight", _RETRY_S, refused="bound")
 
     @contextmanager
     def share(self) -> Iterator[Share]:

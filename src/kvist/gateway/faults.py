@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 import msgspec
@@ -36,6 +37,7 @@ class Fault(KvistError):
         param: the field that is at fault, or None.
         retry_after_s: when asking again may help, or None.
         allow: the methods that are meant, where another was used.
+        refused: why a request is not served now that another time would be, in a word; or empty.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Fault(KvistError):
         param: str | None = None,
         retry_after_s: float | None = None,
         allow: str = "",
+        refused: str = "",
     ) -> None:
         self.status, self.code, self.param = status, code, param
-        self.retry_after_s, self.allow = retry_after_s, allow
+        self.retry_after_s, self.allow, self.refused = retry_after_s, allow, refused
         super().__init__(message[:_MOST_CHARS])
 
     def body(self) -> bytes:
@@ -64,7 +67,7 @@ class Fault(KvistError):
         """Headers that belong to it."""
         found = {"Content-Type": "application/json"}
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(max(1, round(self.retry_after_s)))
+            found["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.allow:
             found["Allow"] = self.allow
         if self.status is HTTPStatus.UNAUTHORIZED:
@@ -81,10 +84,14 @@ class Fault(KvistError):
         return Detail(str(self), kind, self.param, self.code)
 
 
-def unmet(message: str, retry_after_s: float | None = None) -> Fault:
+def unmet(message: str, retry_after_s: float | None = None, *, refused: str = "replicas") -> Fault:
     """No replica could serve it."""
     return Fault(
-        HTTPStatus.SERVICE_UNAVAILABLE, message, code="unavailable", retry_after_s=retry_after_s
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        message,
+        code="unavailable",
+        retry_after_s=retry_after_s,
+        refused=refused,
     )
 
 
@@ -95,4 +102,5 @@ def overloaded(refused: Refused) -> Fault:
         f"the engines are too busy to serve it in time ({refused.reason})",
         code="overloaded",
         retry_after_s=refused.retry_after_s,
+        refused=refused.reason,
     )

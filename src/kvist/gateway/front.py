@@ -7,14 +7,23 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from kvist.gateway.ask import Asked, Endpoint, read_body
+from kvist.gateway.ask import (
+    DEADLINE,
+    MOST_DEADLINE_S,
+    SESSION,
+    Asked,
+    Draining,
+    Endpoint,
+    read_body,
+    written,
+)
 from kvist.gateway.bodies import Bodies
 from kvist.gateway.client import REQUEST_ID, Client, ClientGone
 from kvist.gateway.faults import Fault, unmet
@@ -28,6 +37,7 @@ from kvist.gateway.replicas import Replicas
 from kvist.gateway.settings import Settings
 from kvist.gateway.sse import DONE
 from kvist.gateway.telemetry import Telemetry
+from kvist.gateway.tenancy import of_tenant, own_name
 from kvist.gateway.tracer import Tracer
 from kvist.gateway.upstream import engine_headers
 from kvist.node.http.tokens import Caller, Tokens
@@ -35,14 +45,9 @@ from kvist.router.protocol import Ask
 
 _ROUTED = {endpoint.value: endpoint for endpoint in Endpoint}
 _ID = re.compile(r"[\w.:-]{1,128}")
-_SESSION = "X-Session-Id"
+_MODELS = "/v1/models"
 _BUSY_S = 1.0
 _ANYBODY = Caller("")
-
-
-class _Drain(msgspec.Struct, forbid_unknown_fields=True):
-    replica: str
-    draining: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,12 @@ class Front:
         if (endpoint := _ROUTED.get(path)) is not None:
             _only(request, "POST")
             await self._serve(request, endpoint, request_id, client)
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
+        elif path == _MODELS or path.startswith(f"{_MODELS}/"):
             _only(request, "GET")
             self._caller(request)
             headers = engine_headers(request.headers, request_id, self._parts.settings)
-            await self._parts.relay.get(request.rel_url.raw_path, headers, client)
+            only = path.removeprefix(_MODELS).removeprefix("/")
+            await self._parts.relay.models(headers, client, only=only)
         elif path == "/replicas/drain":
             _only(request, "POST")
             self._operator(request)
@@ -139,11 +145,17 @@ class Front:
             began_s = self._clock()
             tenant = record.tenant = self._caller(request).tenant or ""
             if self.in_flight > self._parts.settings.bounds.requests:
-                raise unmet("too many requests are in flight", _BUSY_S)
+                raise unmet("too many requests are in flight", _BUSY_S, refused="bound")
             async with self._bodies.read(request) as body:
                 asked = read_body(endpoint, body)
+                if tenant:
+                    shares = self._parts.settings.tenants_share
+                    asked = of_tenant(asked, tenant, shares=shares)
+                    body = written(asked.payload)
                 record.model, record.streamed = asked.fields.model or "", asked.streams
                 ask = await self._ask(request, request_id, tenant, asked, len(body))
+                if (within_s := _deadline_s(request)) is not None:
+                    ask = replace(ask, deadline_s=began_s + within_s)
                 record.prompt_tokens = ask.prompt_tokens
                 limits = self._parts.limits
                 limits.admit(tenant, ask.prompt_tokens, self._clock())
@@ -162,6 +174,7 @@ class Front:
         card = self._parts.replicas.model(fields.model)
         lora = card.id if card is not None and card.parent is not None else ""
         prompt = await self._parts.prompts.read(asked, size, lora)
+        session = fields.session_id or request.headers.get(SESSION)
         return Ask(
             request=request_id,
             keys=prompt.keys,
@@ -171,7 +184,7 @@ class Front:
             endpoint=asked.endpoint.value,
             model=fields.model or "",
             lora=lora,
-            session=fields.session_id or request.headers.get(_SESSION) or "",
+            session=own_name(tenant, session) if session else "",
             priority=-(fields.priority or 0),  # an engine serves the lowest first
             undivided=not is_divisible(asked),
             streams=asked.streams,
@@ -186,9 +199,11 @@ class Front:
             yield
             record.status = 0 if client.response is None else client.response.status
             record.outcome = _outcome(record.status)
+            record.refused = "engine" if record.outcome == "refused" else ""
         except Fault as fault:
             record.status, record.fault = fault.status, str(fault)
             record.outcome = _outcome(fault.status)
+            record.refused = fault.refused if record.outcome == "refused" else ""
             raise
         except (ClientGone, asyncio.CancelledError):
             record.outcome = "cancelled"
@@ -246,7 +261,7 @@ class Front:
     async def _drain(self, request: web.BaseRequest) -> web.Response:
         async with self._bodies.read(request) as body:
             try:
-                asked = msgspec.json.decode(body, type=_Drain)
+                asked = msgspec.json.decode(body, type=Draining)
                 self._parts.replicas.drain(asked.replica, draining=asked.draining)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise Fault(HTTPStatus.BAD_REQUEST, str(error), code="invalid_value") from error
@@ -255,6 +270,25 @@ class Front:
                     HTTPStatus.NOT_FOUND, "there is no such replica", code="not_found"
                 ) from error
         return self._replicas(request)
+
+
+def _deadline_s(request: web.BaseRequest) -> float | None:
+    """Seconds from a request's head to its first token, behind which that is worth nothing."""
+    given = request.headers.get(DEADLINE)
+    if given is None:
+        return None
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MOST_DEADLINE_S:
+        raise Fault(
+            HTTPStatus.BAD_REQUEST,
+            f"{DEADLINE} is a number of seconds above 0, {MOST_DEADLINE_S:.0f} at most",
+            code="invalid_value",
+            param=DEADLINE,
+        )
+    return found
 
 
 def _outcome(status: int) -> Outcome:

@@ -234,4 +234,5 @@ def _exceeded(what: str, wait_s: float) -> Fault:
         f"this key's limit of {what} is reached",
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
+        refused="limit",
     )

@@ -51,6 +51,8 @@ class OtelTracer:
             for name, value in msgspec.to_builtins(record).items():
                 if isinstance(value, str | int | float | list):
                     span.set_attribute(_PREFIX + name, value)
+            for tier, tokens in record.hit_tiers.items():
+                span.set_attribute(f"{_PREFIX}hit_tiers.{tier}", tokens)
             if record.outcome == "failed":
                 span.set_status(StatusCode.ERROR, record.fault)
             span.end()

@@ -18,6 +18,8 @@ class Record(msgspec.Struct, kw_only=True):
     engine says it found; `reasons` say for each attempt why its replica was chosen, `broke` what
     went wrong with those that failed. `splits` say for each choice where the prompt is computed and
     why, `prefills` which replicas computed it for another, `prefilled` how each of these ended.
+    `refused` is why one was refused, in a word (`kvist_gateway_refused_total`), `waited_s` how long
+    one waited here before it went to a replica.
     """
 
     request: str
@@ -42,4 +44,6 @@ class Record(msgspec.Struct, kw_only=True):
     predicted_ttft_s: float | None = None
     ttft_s: float | None = None
     took_s: float = 0.0
+    waited_s: float = 0.0
+    refused: str = ""
     fault: str = ""

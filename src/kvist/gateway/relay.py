@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -19,7 +20,7 @@ from kvist.gateway.faults import Fault, overloaded, unmet
 from kvist.gateway.handing import Handing, closing
 from kvist.gateway.prefilling import PrefillLost, Prefills
 from kvist.gateway.record import Record
-from kvist.gateway.replicas import Replicas
+from kvist.gateway.replicas import ModelCard, Replicas
 from kvist.gateway.resume import Plan, Way, plan_next, tracks, with_ids
 from kvist.gateway.settings import Settings
 from kvist.gateway.sse import EventCutter
@@ -30,6 +31,10 @@ from kvist.router.protocol import Ask, Choice, Refused, Router
 
 class _WithUsage(msgspec.Struct):
     usage: Usage | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[msgspec.Raw]
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class Relay:
         plan, delivered = Plan(Way.AGAIN, call.asked.endpoint.value, body), Delivered()
         waited_s = await self._waiting.turn(call.ask)
         call.ask = replace(call.ask, waited_s=waited_s)
+        call.record.waited_s = waited_s
         attempt = 0
         while True:
             try:
@@ -106,23 +112,35 @@ class Relay:
             plan = plan_next(call.asked, body, delivered, self._settings.migrate, context_tokens)
             call.record.ways = [*call.record.ways, plan.way.value]
 
-    async def get(self, path: str, headers: CIMultiDict[str], client: Client) -> None:
-        """Hands on what any replica answers to a question that costs it nothing.
+    async def models(self, headers: CIMultiDict[str], client: Client, *, only: str = "") -> None:
+        """Hands on what a replica says of its models: all of them, or one by its name.
 
         Raises:
-            Fault: none is up, or it did not answer.
+            Fault: no replica is up, or none answered, or there is no such model.
         """
-        up = [replica for replica in self._replicas.all() if replica.healthy]
-        if not up:
-            raise unmet("no replica is up", 1.0)
-        until_s = self._clock() + self._limits.health_s
-        try:
-            async with Attempt(self._session, up[0]) as attempt:
-                await attempt.open(path, None, headers, until_s)
-                reply = await attempt.whole(until_s)
-        except Broken as broken:
-            raise unmet(f"the replica broke: {broken}", 1.0) from broken
+        reply = await self._asked_of_any("/v1/models", headers)
+        if only and reply.status == OK:
+            reply = Reply(OK, reply.headers, _card(reply, only))
         await _send(client, reply)
+
+    async def _asked_of_any(self, path: str, headers: CIMultiDict[str]) -> Reply:
+        """The answer to a question that costs a replica nothing, of the first that gives one."""
+        why = "no replica is up"
+        for replica in [r for r in self._replicas.all() if r.healthy][: self._settings.attempts]:
+            until_s = self._clock() + self._limits.health_s
+            try:
+                async with Attempt(self._session, replica) as attempt:
+                    await attempt.open(path, None, headers, until_s)
+                    reply = await attempt.whole(until_s)
+            except Broken as broken:
+                why = f"the replica broke: {broken}"
+                if broken.is_gone:
+                    self._replicas.suspect(replica.url)
+                continue
+            if reply.status not in ELSEWHERE:
+                return reply
+            why = f"the replica answered {reply.status}"
+        raise unmet(why, 1.0)
 
     @contextmanager
     def _booked(self, call: Call) -> Iterator[Choice]:
@@ -221,6 +239,7 @@ class Relay:
     def _first(self, call: Call, choice: Choice) -> None:
         now_s = self._clock()
         self._router.first_token(choice.booking, now_s)
+        call.ask = replace(call.ask, deadline_s=None)  # met: a stream that breaks goes on
         if call.record.ttft_s is None:
             call.record.ttft_s = now_s - call.began_s
 
@@ -260,7 +279,7 @@ class Relay:
 
 def _refused(refused: Refused) -> Fault:
     if refused.reason == "no-replica":
-        return unmet("no replica is up", refused.retry_after_s)
+        return unmet("no replica is up", refused.retry_after_s, refused=refused.reason)
     return overloaded(refused)
 
 
@@ -269,6 +288,19 @@ def _usage(reply: Reply) -> Usage | None:
         return msgspec.json.decode(reply.body, type=_WithUsage).usage
     except msgspec.MsgspecError:
         return None
+
+
+def _card(reply: Reply, model: str) -> bytes:
+    """Of an answer about all models what it says of one.
+
+    Raises:
+        Fault: 404, it says nothing of it.
+    """
+    with suppress(msgspec.MsgspecError):
+        for raw in msgspec.json.decode(reply.body, type=_Cards).data:
+            if msgspec.json.decode(raw, type=ModelCard).id == model:
+                return bytes(raw)
+    raise Fault(HTTPStatus.NOT_FOUND, f"there is no model {model!r}", code="model_not_found")
 
 
 async def _send(client: Client, reply: Reply) -> None:

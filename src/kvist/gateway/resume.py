@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from kvist.gateway.ask import Asked, Endpoint
+from kvist.gateway.ask import Asked, Endpoint, written
 from kvist.gateway.delivered import Delivered
 from kvist.gateway.faults import Fault
 from kvist.gateway.settings import Migrate
@@ -96,10 +96,7 @@ def with_ids(asked: Asked) -> bytes:
     Raises:
         Fault: 400, a number in it cannot be written as JSON.
     """
-    try:
-        return msgspec.json.encode(asked.payload | {"return_token_ids": True})
-    except (OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise Fault(HTTPStatus.BAD_REQUEST, f"the body: {error}", code="invalid_value") from error
+    return written(asked.payload | {"return_token_ids": True})
 
 
 def plan_next(

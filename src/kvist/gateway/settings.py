@@ -50,6 +50,7 @@ class Settings:
     Attributes:
         engine_key: what engines want as their API key; empty: none.
         passes_keys: the client's own key goes to the engine.
+        tenants_share: prefixes that one tenant had computed spare others computing them.
     """
 
     migrate: Migrate = "exact"
@@ -58,6 +59,7 @@ class Settings:
     drain_s: float = 300.0
     engine_key: str = ""
     passes_keys: bool = True
+    tenants_share: bool = False
     prefilling: Prefilling = field(default_factory=Prefilling)
     timeouts: Timeouts = field(default_factory=Timeouts)
     bounds: Bounds = field(default_factory=Bounds)

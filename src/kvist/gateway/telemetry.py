@@ -53,6 +53,7 @@ class Telemetry:
         self._registry = CollectorRegistry()
         self._registry.register(_Measured(measures))
         self._requests = self._counter("kvist_gateway_requests_total")
+        self._refused = self._counter("kvist_gateway_refused_total")
         self._prompt = self._counter("kvist_gateway_prompt_tokens_total")
         self._output = self._counter("kvist_gateway_output_tokens_total")
         self._hits = self._counter("kvist_gateway_hit_tokens_total")
@@ -73,6 +74,8 @@ class Telemetry:
     def done(self, record: Record) -> None:
         """A request is over."""
         self._requests.labels(record.endpoint, record.outcome).inc()
+        if record.refused:
+            self._refused.labels(record.refused).inc()
         self._prompt.labels(record.tenant).inc(record.prompt_tokens)
         self._output.labels(record.tenant).inc(record.output_tokens)
         self._hits.labels(record.tenant).inc(record.hit_tokens)

@@ -137,7 +137,8 @@ BLOCKS: tuple[Metric, ...] = (
         "kvist_breaker_open",
         _G,
         "boolean",
-        "1 while a tier's breaker is open and the tier is treated as absent, else 0.",
+        "1 while a tier's breaker is open and the tier is treated as absent, else 0; on a node of "
+        "all that is below DRAM.",
         ("tier",),
     ),
     Metric(

@@ -43,6 +43,16 @@ FRONT: tuple[Metric, ...] = (
         ("endpoint", "outcome"),
     ),
     Metric(
+        "kvist_gateway_refused_total",
+        _C,
+        "requests",
+        "Requests that were refused, by why: predicted to miss a limit (ttft, tbt) or their own "
+        "deadline; queue-full and queue-time, too many wait or one did for too long; limit, of the "
+        "tenant; bound, of what the gateway holds at once; no-replica, none is up; replicas, none "
+        "served it; engine, one of these refused it.",
+        ("reason",),
+    ),
+    Metric(
         "kvist_gateway_requests_in_flight", _G, "requests", "Requests that a gateway is serving."
     ),
     Metric(

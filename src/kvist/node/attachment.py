@@ -293,7 +293,9 @@ def connect(path: str, deadline_s: float) -> socket.socket:
         link.connect(path)
     except OSError as error:
         link.close()
-        raise NodeAwayError(f"no node listens on {path}: {error.strerror or error}") from error
+        raise NodeAwayError(
+            f"no node listens on {path}: {error.strerror or error}; start one with `kvist node`"
+        ) from error
     if peer_uid(link) != os.geteuid():
         link.close()
         raise NodeRefusedError(f"another user listens on {path}", for_good=True)

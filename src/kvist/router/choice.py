@@ -125,12 +125,23 @@ def make_policy(
         raise ConfigError(f"unknown policy {name!r}", path="$.router.policy", remedy=remedy)
     try:
         found = getattr(importlib.import_module(module), cls)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {name!r}: {error}", path="$.router.policy") from error
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot load {name!r}: {error}",
+            path="$.router.policy",
+            remedy="name it package.module:Class, of a package that is installed or in PYTHONPATH",
+        ) from error
     if not callable(getattr(found, "score", None)):
         raise ConfigError(
             f"{name!r} has no method `score`",
             path="$.router.policy",
             remedy="give it score(ask, candidate) -> float, least is best",
         )
-    return Scored(found())
+    try:
+        return Scored(found())
+    except TypeError as error:
+        raise ConfigError(
+            f"{name!r} cannot be made: {error}",
+            path="$.router.policy",
+            remedy="give it an __init__ without arguments",
+        ) from error

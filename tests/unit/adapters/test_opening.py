@@ -66,6 +66,7 @@ def test_opened_adapter_works_and_counts(tmp_path: Path) -> None:
         ("s3:///a", "names no bucket"),
         ("s3://bucket?zone=1", "s3 has no option zone; it has endpoint, region"),
         ("redis://host:port", "Port"),
+        ("redis://[::1", "Invalid IPv6 URL; see docs/remote.md"),
     ],
 )
 def test_urls_that_cannot_be_used_are_refused_in_one_line(url: str, words: str) -> None:

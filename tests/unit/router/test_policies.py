@@ -6,6 +6,7 @@ import random
 import sys
 import types
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from small_router import Stub, ask
@@ -170,18 +171,38 @@ class Longest:
         return -float(len(candidate.name))
 
 
+class Needy(Longest):
+    """A scorer that wants to be told something."""
+
+    def __init__(self, wish: str) -> None:
+        self.wish = wish
+
+
 def test_a_scorer_of_ones_own_is_named_in_place_of_a_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = types.ModuleType("own_scorers")
     module.Longest = Longest  # type: ignore[attr-defined]
     module.Nothing = dict  # type: ignore[attr-defined]
+    module.Needy = Needy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_scorers", module)
     assert _picks("own_scorers:Longest", Stub("a"), Stub("long"), Stub("b")) == ["long"]
     with pytest.raises(ConfigError, match="has no method `score`"):
         _picks("own_scorers:Nothing", Stub("a"))
     with pytest.raises(ConfigError, match="cannot load 'own_scorers:Missing'"):
         _picks("own_scorers:Missing", Stub("a"))
+    with pytest.raises(ConfigError, match="without arguments"):
+        _picks("own_scorers:Needy", Stub("a"))
+
+
+@pytest.mark.parametrize("name", [":Class", ".here:Class", "broken_scorers:Class", "no.such:Class"])
+def test_a_scorer_that_cannot_be_loaded_is_said_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_scorers.py").write_text("def (")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot load .*; name it package\.module:Class"):
+        _picks(name, Stub("a"))
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:

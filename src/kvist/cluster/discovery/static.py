@@ -47,13 +47,17 @@ class StaticDiscovery:
 
 def _entry(text: str) -> NodeRecord:
     name, _, place = text.partition("=")
-    parts = urlsplit(place)
+    no_publisher = ConfigError(
+        f"{text!r} names no publisher",
+        remedy="write NAME=tcp://HOST:PORT?replay=tcp://HOST:PORT&domain=NAME",
+    )
+    try:
+        parts = urlsplit(place)
+    except ValueError as error:
+        raise no_publisher from error
     options = dict(parse_qsl(parts.query))
     if parts.scheme not in ("tcp", "ipc") or not options.keys() <= _KNOWN:
-        raise ConfigError(
-            f"{text!r} names no publisher",
-            remedy="write NAME=tcp://HOST:PORT?replay=tcp://HOST:PORT&domain=NAME",
-        )
+        raise no_publisher
     record = NodeRecord(
         name,
         incarnation=0,

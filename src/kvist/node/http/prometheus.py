@@ -5,7 +5,7 @@ A sample of the status is a metric's name, and the value of its label after a do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvist.metrics import BY_NAME
@@ -40,12 +40,28 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield _shown("kvist_node_keyspaces", "", len(keyspaces))
     for name, labels, value in _OF_KEYSPACES:
         yield _shown(name, labels, sum(value(keyspace) for keyspace in keyspaces))
+    samples = _summed(keyspaces) | status.get("cluster", {}).get("samples", {})
     described = set[str]()
-    for sample, value in sorted(status.get("cluster", {}).get("samples", {}).items()):
+    for sample, value in sorted(samples.items()):
         name, dot, label = sample.partition(".")
         labels = f'{{{BY_NAME[name].labels[0]}="{label}"}}' if dot else ""
         yield _shown(name, labels, value, described=name not in described)
         described.add(name)
+
+
+def _summed(keyspaces: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What stores say of peers, a remote and what else is below DRAM; a state is the worst one."""
+    found: dict[str, float] = {}
+    for keyspace in keyspaces:
+        samples = dict(keyspace["samples"])
+        breakers = keyspace["lower_read"], keyspace["lower_write"]
+        if any(breakers):
+            samples["kvist_breaker_open.below-dram"] = float("open" in breakers)
+        for sample, value in samples.items():
+            is_state = BY_NAME[sample.partition(".")[0]].unit == "boolean"
+            before = found.get(sample, 0.0)
+            found[sample] = max(before, value) if is_state else before + value
+    return found
 
 
 def _shown(name: str, labels: str, value: float, *, described: bool = True) -> str:
