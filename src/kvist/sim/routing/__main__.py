@@ -106,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--page",
         type=Path,
         metavar="FILE",
-        help="write the tables of admission and of policies, as far as they are run, into that page",
+        help="write the tables of admission and of policies into that page, if they are run",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the swing (.png, .svg)")
     return parser

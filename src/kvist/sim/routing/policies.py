@@ -1,7 +1,7 @@
 """Every policy on the same traffic: mean TTFT and goodput.
 
-A seed draws where in its bin a request arrives, and ties of the choice. Policies that differ by less
-than seeds do are run with several, the others with the first.
+A seed draws when in its bin a request arrives, and ties of the choice. Policies that differ by
+less than seeds do are run with several, the others with the first.
 """
 
 from __future__ import annotations
