@@ -21,3 +21,16 @@ def written_behind(page: str, mark: str, text: str) -> str:
     if not found:
         raise ValueError("the page does not say where the figures belong")
     return f"{before}{mark}\n\n{text}"
+
+
+def written_between(page: str, mark: str, end: str, text: str) -> str:
+    """A page with what stands between two marks written anew.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    before, found, rest = page.partition(mark)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError("the page does not say where the figures belong")
+    return f"{before}{mark}\n\n{text}\n\n{end}{after}"

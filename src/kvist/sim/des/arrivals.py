@@ -15,6 +15,7 @@ def arrivals(trace: Trace, spec: ArrivalSpec, stream: random.Random) -> list[tup
 
     Requests of one timestamp share the time to the next timestamp, or the usual bin where that is
     shorter, in equal parts with a random place in each: arrivals of a steady rate, not of a clock.
+    Each then comes up to `jitter_s` of the trace's time later, by chance.
     """
     requests = trace.requests[: spec.limit]
     groups = [
@@ -29,5 +30,8 @@ def arrivals(trace: Trace, spec: ArrivalSpec, stream: random.Random) -> list[tup
         for place, request in enumerate(group):
             offset = (place + stream.random()) / len(group) if spec.spread and group[1:] else 0.0
             found.append((time_s + width_s * offset, request))
+    if spec.jitter_s:
+        found = [(time_s + spec.jitter_s * stream.random(), request) for time_s, request in found]
+        found.sort(key=lambda pair: pair[0])
     start_s = found[0][0] if found else 0.0
     return [((time_s - start_s) / spec.rate_scale, request) for time_s, request in found]

@@ -242,17 +242,21 @@ class ArrivalSpec:
     Attributes:
         spread: whether requests of one timestamp are spread over the time to the next one: traces
             are binned, and without it the queue is an artefact.
+        jitter_s: each request comes up to so much later, in the trace's time, by seed: what seeds
+            differ in where times are exact.
         rate_scale: 2 plays the trace twice as fast.
         limit: takes only the first requests; None for all.
         output_tokens: output length of requests that carry none.
     """
 
     spread: bool = True
+    jitter_s: float = 0.0
     rate_scale: float = 1.0
     limit: int | None = None
     output_tokens: int = 128
 
     def __post_init__(self) -> None:
+        _need(self.jitter_s, 0, "$.arrivals.jitter_s")
         _above_zero(self.rate_scale, "$.arrivals.rate_scale")
         _need(self.output_tokens, 1, "$.arrivals.output_tokens")
         if self.limit is not None:

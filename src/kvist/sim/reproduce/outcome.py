@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -28,13 +30,23 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `paper` is None where the paper has none; `held` is the accepted range."""
+    """One figure.
+
+    Attributes:
+        what: is measured.
+        unit: in which it is written.
+        paper: None where the paper has none.
+        ours: the mean, where several seeds were run.
+        held: the accepted range.
+        by_seed: what each seed gave, in order; empty where one was run.
+    """
 
     what: str
     unit: Unit
     paper: float | None
     ours: float
     held: tuple[float, float] | None = None
+    by_seed: tuple[float, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -86,6 +98,19 @@ class Outcome:
         return all(f.verdict is not Verdict.OUTSIDE for f in self.figures) and all(
             claim.holds for claim in self.claims
         )
+
+
+def over_seeds(what: str, unit: Unit, paper: float | None, values: Sequence[float]) -> Figure:
+    """A figure that several seeds gave: their mean, and each.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not values:
+        raise ValueError(f"no seed gave {what!r}")
+    return Figure(
+        what, unit, paper, statistics.fmean(values), by_seed=tuple(values) if values[1:] else ()
+    )
 
 
 def around(value: float, relative: float) -> tuple[float, float]:

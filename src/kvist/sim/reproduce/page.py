@@ -110,11 +110,20 @@ def _row(figure: Figure) -> tuple[str, ...]:
     return (
         figure.what,
         "–" if figure.paper is None else number(figure.paper, figure.unit),
-        number(figure.ours, figure.unit),
+        _ours(figure),
         "–" if over is None or not math.isfinite(over) else f"{over:.2f}",
         held,
         figure.verdict.value,
     )
+
+
+def _ours(figure: Figure) -> str:
+    """With the least and the greatest, where several seeds were run."""
+    ours = number(figure.ours, figure.unit)
+    if not figure.by_seed:
+        return ours
+    ends = (number(end(figure.by_seed), figure.unit) for end in (min, max))
+    return f"{ours} ({' … '.join(ends)})"
 
 
 def number(value: float, unit: Unit) -> str:

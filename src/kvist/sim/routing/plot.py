@@ -11,8 +11,8 @@ from kvist.sim.routing.swing import swing
 _SHOWN_S = slice(600, 1500)  # of the run, so that single swings are seen
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draws the runs of `overload.rules_study`, one panel a rule.
+def draw(results: Results, path: Path, seed: int) -> None:
+    """Draws the runs of `overload.rules_study` with one of its seeds, one panel a rule.
 
     Raises:
         OSError: it cannot be written.
@@ -21,7 +21,7 @@ def draw(results: Results, path: Path) -> None:
 
     figure = Figure(figsize=(9, 3 * len(RULES)), layout="constrained")
     for axes, rule in zip(figure.subplots(len(RULES), 1, sharex=True), RULES, strict=True):
-        found = swing(results[overload_run(rule)].served)
+        found = swing(results[overload_run(rule, seed=seed)].served)
         start = _SHOWN_S.start
         for name, series in (("prefill", found.prefill), ("decode", found.decode)):
             shown = series[_SHOWN_S]

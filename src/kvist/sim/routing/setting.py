@@ -33,6 +33,8 @@ class Traffic:
         rate: times the trace's own rate, for 16 nodes.
         ttft_s: limit of the first token; some ten times what an idle cluster takes.
         tbt_s: limit of the longest tenth of gaps.
+        jitter_s: so much later each request comes at most, by seed. 0 where times are binned, and
+            the seed draws a place in the bin; without either, seeds would draw ties alone.
     """
 
     name: str
@@ -40,10 +42,11 @@ class Traffic:
     rate: float
     ttft_s: float
     tbt_s: float
+    jitter_s: float = 0.0
 
 
 CHAT = Traffic("conversation", f"mooncake/{CONVERSATION}_trace.jsonl", 2.0, 10.0, 0.3)
-CODING = Traffic("coding agents", "unified/weka_agentic_200s_b512.jsonl.gz", 0.6, 10.0, 0.3)
+CODING = Traffic("coding agents", "unified/weka_agentic_200s_b512.jsonl.gz", 0.6, 10.0, 0.3, 1.0)
 RAG = Traffic("RAG", "unified/ragpulse_b64.jsonl.gz", 2500.0, 5.0, 0.3)
 ALL_TRAFFIC = (CHAT, CODING, RAG)
 
@@ -112,7 +115,9 @@ def cluster(run: Run) -> spec.ClusterSpec:
         routing=_routing(run),
         slo=spec.Slo(run.traffic.ttft_s, run.traffic.tbt_s),
         arrivals=spec.ArrivalSpec(
-            rate_scale=run.traffic.rate * run.rate * run.nodes / BASE_NODES, limit=run.requests
+            jitter_s=run.traffic.jitter_s,
+            rate_scale=run.traffic.rate * run.rate * run.nodes / BASE_NODES,
+            limit=run.requests,
         ),
     )
 

@@ -174,3 +174,23 @@ def test_binned_arrivals_are_spread_over_their_bin() -> None:
     twice = dataclasses.replace(spread, arrivals=ArrivalSpec(rate_scale=2.0, limit=60))
     fast = [s.arrival_s for s in simulate(twice, trace(*requests), seed=1).served]
     assert fast == pytest.approx([t / 2 for t in times[:60]])
+
+
+def test_exact_arrivals_come_a_little_later_by_seed() -> None:
+    requests = [request(0.4 * n, f"r{n}", 100) for n in range(50)]
+    late = cluster(arrivals=ArrivalSpec(jitter_s=1.0, rate_scale=2.0))
+    times = {seed: _arrivals(simulate(late, trace(*requests), seed=seed)) for seed in (1, 2)}
+    assert times[1] != times[2]
+    for seed, found in times.items():
+        assert found == _arrivals(simulate(late, trace(*requests), seed=seed))
+        ordered = sorted(found)
+        assert ordered[0] == 0.0
+        # As the first may be 1 s late itself, which is where time begins.
+        assert all(-0.5 <= at_s - 0.2 * n <= 0.5 for n, at_s in enumerate(ordered))
+    on_time = cluster(arrivals=ArrivalSpec(rate_scale=2.0))
+    found = _arrivals(simulate(on_time, trace(*requests), seed=1))
+    assert found == pytest.approx([0.2 * n for n in range(50)])
+
+
+def _arrivals(report: Report) -> list[float]:
+    return [served.arrival_s for served in report.served]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvist.sim.reproduce.outcome import Claim, Figure, Outcome, Unit, Verdict, around
+from kvist.sim.reproduce.outcome import Claim, Figure, Outcome, Unit, Verdict, around, over_seeds
 from kvist.sim.reproduce.page import number, write_section
 
 HELD = Figure("gain", Unit.GAIN, 1.57, 1.41, around(1.57, 0.15))
@@ -62,3 +62,21 @@ def test_a_section_says_paper_ours_ratio_range_and_what_does_not_hold() -> None:
     assert "| gain | +157 % | +141 % | 0.90 | +133 % … +181 % | within |" in section
     assert "**does not hold**: a > b" in section
     assert "* Why." in section
+
+
+def test_a_figure_of_several_seeds_is_their_mean_with_the_least_and_the_greatest() -> None:
+    figure = over_seeds("rejected", Unit.COUNT, 100.0, [80, 110, 95])
+    assert (figure.ours, figure.by_seed) == (95.0, (80, 110, 95))
+    section = write_section(_outcome(figure, claim=True))
+    assert "| rejected | 100 | 95 (80 … 110) | 0.95 | – | reported only |" in section
+
+
+def test_a_figure_of_one_seed_has_no_spread() -> None:
+    figure = over_seeds("goodput", Unit.RATE, None, [6.5])
+    assert figure == Figure("goodput", Unit.RATE, None, 6.5)
+    assert "| goodput | – | 6.500 /s | – |" in write_section(_outcome(figure, claim=True))
+
+
+def test_a_figure_needs_a_seed() -> None:
+    with pytest.raises(ValueError, match="no seed gave 'goodput'"):
+        over_seeds("goodput", Unit.RATE, None, [])
