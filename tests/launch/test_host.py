@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 import pytest
 
+from kvist.launch.host import Host
 from kvist.launch.spec import EngineSpec, HostOrders, HostReport
 from kvist.tiers.ssd.lock import DirectoryLock
 
@@ -108,6 +109,9 @@ def test_the_end_of_the_orders_is_the_end_of_all(host: HostProcess) -> None:
     assert host.process.wait(DEADLINE_S) == 0
     assert _gone(ready.children[0].pid)
     assert not Path(ready.socket).exists()  # it drained: a killed node leaves its socket
+    left = {path.name for path in host.ssd.parent.joinpath("run").iterdir()}
+    assert "node.log" in left
+    assert not left & {"kvist.yaml", "nodes"}  # the first may hold a password
     last = host.report()
     assert last is not None
     assert [child.phase for child in last.children] == ["stopped"]
@@ -141,3 +145,17 @@ def test_no_orders_is_said(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "no orders on stdin" in done.stderr
+
+
+def test_a_host_that_ends_late_leaves_the_next_one_its_configuration(tmp_path: Path) -> None:
+    """A keeper that Ray starts again has a host of the same folder while the old one drains."""
+    orders = HostOrders("t", "n1", str(tmp_path / "run"), {}, ())
+    first = Host(orders, {})
+    config = first.folder / "kvist.yaml"
+    os.utime(config, ns=(1, 1))  # as if long ago: clocks of files are coarse
+    first._wrote = 1
+    second = Host(orders, {})
+    first.stop()
+    assert config.exists()
+    second.stop()
+    assert not config.exists()

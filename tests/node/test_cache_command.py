@@ -148,6 +148,16 @@ def test_evict_all_of_a_tenant_leaves_the_others(run: Run, engine: NodeStore) ->
     assert len(engine.match(names("b"))) == 0
 
 
+def test_clear_of_a_tenant_says_what_stays(run: Run, engine: NodeStore) -> None:
+    """Pinned blocks stay: it said that all was well, or asked for ever while steps ran out."""
+    assert run("pin", "--all", "--tenant", "b")[0] == 0
+    code, out, err = run("clear", "--tenant", "b", "--yes")
+    assert (code, out) == (1, "cleared 0 blocks\n")
+    assert err == "kvist: 6 blocks are leased, pinned, moving or new, and stay\n"
+    assert run("unpin", "--all", "--tenant", "b")[0] == 0
+    assert run("clear", "--tenant", "b", "--yes")[:2] == (0, "cleared 6 blocks\n")
+
+
 def test_clear_asks_first(run: Run, engine: NodeStore) -> None:
     code, _, err = _misused(run, "clear")
     assert "--yes" in err

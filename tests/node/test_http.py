@@ -191,8 +191,12 @@ def test_metrics_are_the_operators(client: Client) -> None:
 def test_the_document_describes_every_path_and_nothing_else(client: Client) -> None:
     document = client.ask("/openapi.json", ALICE)[1]
     assert document["openapi"] == "3.1.0"
-    told = {e.path for e in ENDPOINTS} | {"/metrics", "/healthz"}
+    told = {e.path for e in ENDPOINTS} | {"/metrics", "/healthz", "/openapi.json"}
     assert set(document["paths"]) == told
+    for path, refused in (("/metrics", {401, 403}), ("/openapi.json", {401})):
+        answers = {client.ask(path, token)[0] for token in (None, OPERATOR, ALICE)}
+        assert answers == {200, *refused}
+        assert {str(code) for code in answers} <= set(document["paths"][path]["get"]["responses"])
     schemas = document["components"]["schemas"]
     refs = set(json.dumps(document).split("#/components/schemas/")[1:])
     assert {ref.split('"')[0] for ref in refs} <= set(schemas)

@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         "down",
         summary="end what `kvist up` started",
         details="Engines end first; then every node writes what is not on SSD yet and ends. "
-        "Ray itself, and the SSD caches, stay.",
+        "Ray itself, the SSD caches, and logs (kvist/NAME-NODE in the runtime folder) stay.",
         example="kvist down cluster.yaml",
     )
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the cluster's file")
@@ -42,5 +42,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json({"name": spec.name, "ended": ended})
     else:
-        print(f"kvist: {spec.name} {'has ended' if ended else 'does not run'}")
+        logs = f"logs are in kvist/{spec.name}-NODE of each host's runtime folder"
+        print(f"kvist: {spec.name} {f'has ended; {logs}' if ended else 'does not run'}")
     return 0 if ended else 1

@@ -63,12 +63,14 @@ class Host:
         self.place = Place(self.folder / "node.sock")
         self.place.make_folder()
         self._config = self.folder / "kvist.yaml"
+        self._nodes = self.folder / "nodes"
         tree = for_node(orders)
         if orders.front is not None:
-            tree = heard_by_gateway(tree, self.folder / "nodes")
+            tree = heard_by_gateway(tree, self._nodes)
         tree["node"] = {**tree.get("node", {}), "socket": os.fspath(self.place.socket)}
         with open(self._config, "w", opener=_private) as stream:
             yaml.safe_dump(tree, stream)
+        self._wrote = _written(self._config)
         self._env = dict(env)
         self._node = Child(
             "node",
@@ -157,10 +159,27 @@ class Host:
             self._gateway.tick(may_start=all(url() for _, url in self._engines))
 
     def stop(self) -> None:
-        """Ends the gateway when its requests have ended, then the engines, then the node."""
+        """Ends the gateway when its requests have ended, then the engines, then the node.
+
+        Of the folder, the logs stay.
+        """
         stop_all([] if self._gateway is None else [self._gateway])
         stop_all([child for child, _ in self._engines])
         stop_all([self._node])
+        self._clean()
+
+    def _clean(self) -> None:
+        """Removes what it wrote, which may hold a password; logs stay.
+
+        Not if the next host has written it again: that one began while this one stopped.
+        """
+        if _written(self._config) != self._wrote:
+            return
+        for path in (self._config, *self._nodes.glob("*")):
+            with contextlib.suppress(OSError):  # it is gone, or not ours
+                path.unlink()
+        with contextlib.suppress(OSError):
+            self._nodes.rmdir()
 
     def hurry(self) -> None:
         """While it stops, from a signal's handler: what ends now does not wait for anything."""
@@ -191,6 +210,14 @@ class Host:
             socket=os.fspath(self.place.socket),
             children=tuple(told(child, url) for child, url in self._children()),
         )
+
+
+def _written(path: Path) -> int:
+    """When a file was written, in ns; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _private(path: str, flags: int) -> int:

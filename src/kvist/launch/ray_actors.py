@@ -77,8 +77,12 @@ class Keeper:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(self._orders + b"\n")
-        process.stdin.flush()
+        try:
+            process.stdin.write(self._orders + b"\n")
+            process.stdin.flush()
+        except OSError as error:  # it ended, or closed its stdin: it then counts as one that ended
+            _log.warning("the host process took no orders: %s", error)
+            process.kill()
         return process
 
     def _follow(self) -> None:
@@ -93,10 +97,16 @@ class Keeper:
             self._ended.wait(self._pauses.after(lived_s))
             with self._lock:  # one that `stop` would not know of must not begin
                 if self._ended.is_set():
+                    self._process.stdout.close()
                     return
-                self._process.kill()
+                ended = self._process
+                ended.kill()
                 _log.warning("the host process ended and is started again")
-                self._process = self._start()
+                try:
+                    self._process = self._start()
+                    _close(ended)
+                except OSError as error:  # none was made: the one that ended stands for it
+                    _log.warning("the host process cannot be started: %s", error)
 
     def report(self) -> bytes:
         """The last `HostReport`, JSON."""
@@ -108,8 +118,17 @@ class Keeper:
             self._ended.set()
             process = self._process
         assert process.stdin is not None
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # it took no orders: they are written once more
+            process.stdin.close()
         process.wait(STOP_S)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Closes our ends of the pipes of a process that ended."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # orders that it did not take are written once more
+                stream.close()
 
 
 class Supervisor:

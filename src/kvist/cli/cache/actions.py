@@ -231,15 +231,25 @@ def clear(client: CacheClient, args: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("kvist: nothing was done", file=sys.stderr)
             return 1
-    gone, complete = 0, False
-    while not complete:
+    gone, goes_on = 0, True
+    while goes_on:  # a step that forgot nothing is the last: what is held may be held for long
         reply = client.ask(m.ClearBlocks(keyspace=args.keyspace, tenant=args.tenant), m.Cleared)
-        gone, complete = gone + reply.blocks, reply.complete
+        gone, goes_on = gone + reply.blocks, reply.blocks > 0 and not reply.complete
+    left = 0 if args.tenant is None else _left(client, args)
     if args.json:
         screen.print_json({"blocks": gone})
     else:
         print(f"cleared {gone:,} blocks")
-    return 0
+    if left:
+        why = "are leased, pinned, moving or new, and stay"
+        print(f"kvist: {left:,} blocks {why}", file=sys.stderr)
+    return int(left > 0)
+
+
+def _left(client: CacheClient, args: argparse.Namespace) -> int:
+    """Blocks of the tenant that are still there; one that is in two tiers is one."""
+    ask = m.ShowUsage(keyspace=args.keyspace, tenant=args.tenant)
+    return max((row.blocks for row in client.ask(ask, m.Usage).usage), default=0)
 
 
 def _distinct(batch: Batch, most: int) -> Iterator[Batch]:

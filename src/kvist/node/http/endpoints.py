@@ -65,7 +65,13 @@ def openapi(version: str) -> dict[str, Any]:
         paths[endpoint.path] = {endpoint.method.lower(): _operation(endpoint, schemas)}
     text = {"200": {"description": "OK", "content": {"text/plain": {}}}}
     paths["/metrics"] = {
-        "get": {"summary": "For Prometheus.", "operationId": "metrics", "responses": text}
+        "get": {"summary": "For Prometheus.", "operationId": "metrics"}
+        | {"responses": text | _faults(401, 403, 503)}
+    }
+    document = {"200": {"description": "OK", "content": {"application/json": {}}}}
+    paths["/openapi.json"] = {
+        "get": {"summary": "This document.", "operationId": "openapi"}
+        | {"responses": document | _faults(401, 503)}
     }
     alive = {"200": {"description": "The node lives.", "content": {"application/json": {}}}}
     paths["/healthz"] = {
@@ -84,16 +90,20 @@ def openapi(version: str) -> dict[str, Any]:
     }
 
 
+def _faults(*codes: int) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _SCHEMAS + Fault.__name__}}}
+    return {str(code): {"description": _FAULTS[code], "content": content} for code in codes}
+
+
 def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     name = endpoint.request.__name__
-    fault = {"application/json": {"schema": {"$ref": _SCHEMAS + Fault.__name__}}}
     reply = {"application/json": {"schema": {"$ref": _SCHEMAS + endpoint.reply.__name__}}}
     found: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": name,
         "responses": {
             "200": {"description": "OK", "content": reply},
-            **{str(code): {"description": t, "content": fault} for code, t in _FAULTS.items()},
+            **_faults(*_FAULTS),
         },
     }
     if endpoint.method == "GET":
